@@ -1,0 +1,1 @@
+"""kp-agent, the node daemon: link, inventory, workloads, data plane and journal."""

@@ -1,0 +1,1 @@
+"""The control plane: HTTP API, placement, jobs, clusters, nodes and the store."""

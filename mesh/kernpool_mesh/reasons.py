@@ -1,0 +1,38 @@
+"""Why work ended: the closed list that every room uses (no bare "failed" anywhere)."""
+
+from enum import StrEnum
+
+
+class EndReason(StrEnum):
+    """One reason for the end of a job attempt, an exec or a sandbox; a free-text `detail` goes beside it."""
+
+    EXITED = "exited"
+    """The leader ended by itself; the exit code says how."""
+    KILLED = "killed"
+    """A signal that nobody asked us to send ended the leader."""
+    TIMEOUT = "timeout"
+    """Its own deadline passed and every descendant was killed."""
+    TTL = "ttl"
+    """The sandbox's time to live passed on the node."""
+    IDLE = "idle"
+    """Nothing used it for its idle time."""
+    OOM = "oom"
+    """Its memory limit was reached and the kernel killed it."""
+    DISK_FULL = "disk_full"
+    """Its disk limit, or the node's disk, was full."""
+    CANCELLED = "cancelled"
+    """A person or a program asked for its end."""
+    DRAINED = "drained"
+    """Its node is being emptied."""
+    PREEMPTED = "preempted"
+    """Work of higher priority took its place."""
+    NODE_LOST = "node_lost"
+    """Its node was declared gone by policy or by an operator."""
+    LOST = "lost"
+    """It ended, or was never known to have started, and nobody recorded how; never restarted silently."""
+    START_FAILED = "start_failed"
+    """The command or its surroundings could not be started."""
+    IMAGE_FAILED = "image_failed"
+    """Its image could not be found or unpacked."""
+    POLICY = "policy"
+    """A rule of the node's owner or of an administrator forbids it."""

@@ -1,0 +1,1 @@
+"""Sandboxes and jobs on one node: images, the parked pool, isolation, exec and files."""

@@ -1,0 +1,1 @@
+"""Identities: the authority, enrolment, renewal and TLS contexts."""
