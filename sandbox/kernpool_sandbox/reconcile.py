@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import final
 
 from kernpool_mesh.reasons import EndReason
+from kernpool_sandbox import slots
 from kernpool_sandbox.journal import SlotRecord
 from kernpool_sandbox.kpinit.record import EndCause, EndRecord
 
@@ -105,16 +106,26 @@ def reconcile(
     kept: set[str] = set()
     nothing = SlotFacts(Found.NOTHING)
     for slot in sorted(journal.keys() | facts.keys()):
-        decision = _decide(slot, journal.get(slot), facts.get(slot, nothing), same_boot, current_keys)
+        decision = _decide(slot, journal.get(slot), facts.get(slot, nothing), current_keys, same_boot=same_boot)
         decisions.append(decision)
-        if isinstance(decision, Adopt | Repark | End) and decision.record is not None:
-            kept.add(decision.record.cgroup)  # an End gives its own cgroup back
+        kept.add(_cgroup(decision))
     decisions.extend(RemoveCgroup(name) for name in sorted(set(cgroups) - kept))
     return decisions
 
 
+def _cgroup(decision: Decision) -> str:
+    """Return the cgroup that a decision deals with by itself: an End gives it back, the others go on using it."""
+    match decision:
+        case Adopt(record) | Repark(record):
+            return record.cgroup
+        case AdoptUnknown(slot) | End(slot=slot):
+            return slots.parse(slot).cgroup
+        case RemoveCgroup(name):
+            return name
+
+
 def _decide(
-    slot: str, record: SlotRecord | None, facts: SlotFacts, same_boot: bool, current_keys: frozenset[str]
+    slot: str, record: SlotRecord | None, facts: SlotFacts, current_keys: frozenset[str], *, same_boot: bool
 ) -> Decision:
     if record is None:
         return _decide_unknown(slot, facts)
