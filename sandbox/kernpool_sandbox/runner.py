@@ -66,6 +66,7 @@ class Execution:
     __slots__ = (
         "_drain_s",
         "_drain_timer",
+        "_early_exit",
         "_exited",
         "_loop",
         "_oom_kills_before",
@@ -89,6 +90,8 @@ class Execution:
         self._started_s = started_s
         """When the command was asked for (monotonic)."""
         self._exited = False
+        self._early_exit: ExecExited | None = None
+        """The exit, when it was told before the start."""
         self._drain_timer: asyncio.TimerHandle | None = None
         self._verdict: CommandResult | None = None
         """Reason and exit code, once the leader is over."""
@@ -108,6 +111,8 @@ class Execution:
         for sink, reader in ((stdout, self.stdout), (stderr, self.stderr)):
             if isinstance(sink, Chunks):
                 sink.attach(reader)
+        if self._early_exit is not None:
+            self.exited(self._early_exit)
 
     def first_output(self) -> None:
         """The first byte came (or the exit)."""
@@ -116,6 +121,9 @@ class Execution:
 
     def exited(self, event: ExecExited) -> None:
         """The leader is over: judge it, read what is left, and be done unless others hold the pipes."""
+        if self.stdout is None:
+            self._early_exit = event
+            return
         self._end(_judge(event, self._place, self._oom_kills_before, self._timeout_s))
 
     def lost(self, reason: EndReason, detail: str) -> None:
