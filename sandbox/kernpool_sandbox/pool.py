@@ -31,7 +31,7 @@ class PoolPhase(StrEnum):
 
 _P = PoolPhase
 TRANSITIONS: Mapping[PoolPhase, frozenset[PoolPhase]] = {
-    _P.IDLE: frozenset({_P.FILLING}),
+    _P.IDLE: frozenset({_P.FILLING, _P.FULL, _P.DRAINING, _P.RESTING}),
     _P.FILLING: frozenset({_P.FULL, _P.DRAINING, _P.RESTING, _P.IDLE}),
     _P.FULL: frozenset({_P.FILLING, _P.DRAINING, _P.RESTING, _P.IDLE}),
     _P.DRAINING: frozenset({_P.IDLE, _P.FULL, _P.FILLING, _P.RESTING}),
