@@ -48,6 +48,10 @@ const char *frame_str(const struct frame *f, uint32_t tag, const char *otherwise
 uint64_t frame_u64(const struct frame *f, uint32_t tag, uint64_t otherwise);
 uint32_t frame_u32(const struct frame *f, uint32_t tag, uint32_t otherwise);
 
+/* The same for a duration in milliseconds, which is at most ten years: no sum with a clock overflows. */
+#define DURATION_MS_MAX (10ULL * 366 * 24 * 3600 * 1000)
+uint64_t frame_ms(const struct frame *f, uint32_t tag, uint64_t otherwise);
+
 /* Step through NUL-terminated strings packed in [*p, end). NULL at the end or when the last one has no NUL. */
 const char *packed_str(const uint8_t **p, const uint8_t *end);
 

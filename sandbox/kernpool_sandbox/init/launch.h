@@ -19,7 +19,7 @@ struct launch {
 };
 
 struct launch_error {
-	int err;	  /* errno */
+	int err;          /* errno */
 	const char *what; /* what could not be done */
 };
 
