@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "init.h"
@@ -197,7 +198,7 @@ void execs_reports(struct init *init, struct exec *e)
 	}
 }
 
-bool execs_reaped(struct init *init, pid_t pid)
+bool execs_reaped(struct init *init, pid_t pid, int status)
 {
 	struct exec *e = init->execs;
 	while (e && e->shim != pid)
@@ -212,10 +213,11 @@ bool execs_reaped(struct init *init, pid_t pid)
 	if (e->state == EXEC_RUNNING) {
 		struct report lost = {.kind = REPORT_ENDED, .value = SIGKILL, .cause = EXEC_LOST};
 		ended(init, e, &lost);
-		execs_sweep(init);
 	}
 	if (e->state == EXEC_ACKED)
 		release(init, e);
+	if (WIFSIGNALED(status)) /* one that ends by itself has nothing left to leave us */
+		execs_sweep(init);
 	return true;
 }
 

@@ -130,18 +130,8 @@ int frame_recv(int sock, struct frame *f, uint8_t *buf, size_t cap)
 void frame_close_fds(struct frame *f)
 {
 	for (int i = 0; i < f->nfds; i++)
-		if (f->fds[i] >= 0)
-			close(f->fds[i]);
+		close(f->fds[i]);
 	f->nfds = 0;
-}
-
-int frame_take_fd(struct frame *f, int i)
-{
-	if (i >= f->nfds)
-		return -1;
-	int fd = f->fds[i];
-	f->fds[i] = -1;
-	return fd;
 }
 
 const char *tlv_str(const struct tlv *t)

@@ -13,7 +13,7 @@ struct frame {
 	int32_t a, b;
 	const uint8_t *body; /* checked: a sequence of whole tagged values */
 	size_t body_len;
-	int fds[FRAME_FDS_MAX]; /* owned by whoever received the frame; taken ones are set to -1 */
+	int fds[FRAME_FDS_MAX]; /* owned by whoever received the frame */
 	int nfds;
 };
 
@@ -29,11 +29,8 @@ int frame_parse(struct frame *f, const uint8_t *buf, size_t len);
 /* Receive one packet into buf. Returns 1, 0 at end-of-file, or -errno (-EAGAIN; -EBADMSG for a malformed or cut one). */
 int frame_recv(int sock, struct frame *f, uint8_t *buf, size_t cap);
 
-/* Close the descriptors of a frame that nobody took. */
+/* Close the descriptors of a frame. */
 void frame_close_fds(struct frame *f);
-
-/* Take the frame's i-th descriptor, or -1. */
-int frame_take_fd(struct frame *f, int i);
 
 /* Step through a checked body; *pos starts at 0. */
 bool tlv_next(const uint8_t *body, size_t body_len, size_t *pos, struct tlv *out);

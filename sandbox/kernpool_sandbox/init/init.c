@@ -311,7 +311,7 @@ static void reap(struct init *init)
 		if (pid <= 0)
 			return;
 		/* A stray is left only by a shim that was killed; its own children come to us next. */
-		if (!execs_reaped(init, pid) && !files_reaped(init, pid, status))
+		if (!execs_reaped(init, pid, status) && !files_reaped(init, pid, status))
 			execs_sweep(init);
 	}
 }

@@ -65,12 +65,12 @@ void init_reply(struct init *init, const struct frame *f, int32_t a, const char 
 bool init_send(struct init *init, const struct out *out, const int *fds, int nfds);
 
 /* --- execs.c: the table of execs --- */
-void exec_request(struct init *init, struct frame *f); /* EXEC, SIGNAL, ACK, REATTACH, LIST */
-void execs_reports(struct init *init, struct exec *e); /* read what a shim says */
-bool execs_reaped(struct init *init, pid_t pid);       /* false: not a shim */
-void execs_detach(struct init *init);                  /* no agent reads any more: the rings do */
-void execs_tell(struct init *init);                    /* send the ends that were not sent */
-void execs_sweep(struct init *init);                   /* kill what a killed shim has left to us */
+void exec_request(struct init *init, struct frame *f);       /* EXEC, SIGNAL, ACK, REATTACH, LIST */
+void execs_reports(struct init *init, struct exec *e);       /* read what a shim says */
+bool execs_reaped(struct init *init, pid_t pid, int status); /* false: not a shim */
+void execs_detach(struct init *init);                        /* no agent reads any more: the rings do */
+void execs_tell(struct init *init);                          /* send the ends that were not sent */
+void execs_sweep(struct init *init);                         /* kill what a killed shim has left to us */
 
 /* --- files.c: helpers that touch the sandbox's files --- */
 void file_request(struct init *init, struct frame *f);

@@ -7,7 +7,7 @@
 #include "plan.h"
 #include "users.h"
 
-#define STRINGS_MAX 4096 /* arguments, and environment variables, of one program */
+#define STRINGS_MAX 16384 /* arguments, and environment variables: more do not fit a frame */
 
 struct launch {
 	char **argv, **envp;

@@ -43,6 +43,8 @@ static _Noreturn void give_up(const struct shim *shim, int err, const char *what
 static pid_t start(struct shim *shim)
 {
 	static struct user user;
+	if (!shim->environment)
+		give_up(shim, EINVAL, "the environment: an entry without a name");
 	int err = user_resolve(shim->user, &user);
 	if (err < 0)
 		give_up(shim, -err, "the user");

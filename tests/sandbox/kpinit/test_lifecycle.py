@@ -84,6 +84,20 @@ async def test_the_environment_of_the_claim_holds_for_every_command(node: Any) -
     assert "/root root /usr/local/sbin:" in text
 
 
+async def test_a_command_may_be_long_up_to_the_frame(node: Any) -> None:
+    """`xargs` makes long commands: all of it arrives, or nothing starts."""
+    box = await node.box()
+    words = tuple(f"{number:06d}" for number in range(7000))
+    assert (await box.run("sh", "-c", "echo $#", "sh", *words)).stdout == b"7000\n"
+    env = {f"V{number}": "x" for number in range(5000)}
+    assert int(await box.sh("env | grep -c ^V", env=env)) == 5000
+    with pytest.raises(OSError, match="limit of 131072"):
+        await box.run("echo", "x" * 131072)
+    with pytest.raises(OSError, match="Invalid argument") as caught:
+        await box.run("true", env={"": "x"})
+    assert "environment" in str(caught.value.filename)
+
+
 async def test_a_sandbox_is_handed_out_once(node: Any) -> None:
     """Two agents, or a repeated request, must not both believe that they own it."""
     box = await node.park(hostname="parked")
