@@ -231,8 +231,8 @@ class Node:
     def record(self, name: str) -> EndRecord | None:
         return read_end_record(self.config.state_dir, name)
 
-    async def wait_record(self, name: str) -> EndRecord:
-        await poll(lambda: self.record(name), f"the end record of {name}")
+    async def wait_record(self, name: str, deadline_s: float = DEADLINE_S) -> EndRecord:
+        await poll(lambda: self.record(name), f"the end record of {name}", deadline_s)
         record = self.record(name)
         assert record is not None
         return record
