@@ -26,8 +26,7 @@ static int proc_fd = -1;
 
 bool tree_open(void)
 {
-	if (proc_fd < 0)
-		proc_fd = open("/proc", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	proc_fd = open("/proc", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	return proc_fd >= 0;
 }
 
@@ -46,9 +45,10 @@ static bool read_process(const char *pid, struct process *p)
 	char *after = strrchr(text, ')'), state;
 	p->pid = atoi(pid);
 	p->ours = false;
-	return after && sscanf(after + 1,
-			       " %c %d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %llu",
-			       &state, &p->parent, &p->start) == 3 && state != 'Z';
+	return after &&
+	       sscanf(after + 1, " %c %d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %llu",
+		      &state, &p->parent, &p->start) == 3 &&
+	       state != 'Z';
 }
 
 static size_t read_processes(struct process **list)
