@@ -95,7 +95,6 @@ class Settings:
         60.0, "an ordinary request that is not done by then is answered 504", unit="s", low=1, high=600
     )
     body_bytes_max: int = _setting(4 << 20, "largest JSON body", unit="bytes", low=4096, high=64 << 20)
-    page_items_max: int = _setting(1000, "largest page of a list", unit="items", low=10, high=10_000)
     wait_s_max: float = _setting(
         55.0,
         "longest long poll of /jobs/{id}/wait; below the 60 s after which common proxies cut",
@@ -104,7 +103,10 @@ class Settings:
         high=600,
     )
     tunnel_idle_s: float = _setting(
-        60.0, "an idle kept-alive stream to a node's data plane is closed after this", unit="s", low=1, high=600
+        5.0, "an idle kept-alive stream to a node is closed after this; the node itself keeps it for 75 s", unit="s", low=0, high=60
+    )
+    log_reconnect_s: float = _setting(
+        60.0, "a followed log is cut when its node stays away for so long; clients ask again and are told", unit="s", low=1, high=3600
     )
     tunnel_first_byte_s: float = _setting(
         60.0, "a node must have answered a tunnelled request's head by then", unit="s", low=1, high=600

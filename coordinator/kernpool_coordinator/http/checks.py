@@ -6,7 +6,7 @@ import types
 import typing
 from collections.abc import Iterable, Iterator
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 from multidict import MultiMapping
 from pydantic import BaseModel, ValidationError
@@ -15,9 +15,13 @@ from kernpool_coordinator.errors import InvalidError
 from kernpool_coordinator.http.route import QueryModel
 
 DETAILS_MAX = 50
+_SEE_OPENAPI = "GET /api/v1/openapi.json describes every body."
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+QueryT = TypeVar("QueryT", bound=QueryModel)
 
 
-def parse_body[ModelT: BaseModel](model: type[ModelT], data: bytes) -> ModelT:
+def parse_body(model: type[ModelT], data: bytes) -> ModelT:
     """The body as `model`; raises InvalidError with {line, column, key, message} each."""
     if not data.strip():
         raise InvalidError(f"The body is empty, expected a JSON object ({model.__name__}).", hint=_SEE_OPENAPI)
@@ -27,10 +31,8 @@ def parse_body[ModelT: BaseModel](model: type[ModelT], data: bytes) -> ModelT:
         raise _invalid(model, error, "body") from error
 
 
-def parse_query[QueryT: QueryModel](model: type[QueryT], query: MultiMapping[str]) -> QueryT:
+def parse_query(model: type[QueryT], query: MultiMapping[str]) -> QueryT:
     """The query string as `model`; a parameter may come twice only where the model has a list."""
-    if not query:
-        return _defaults(model)
     lists = _list_fields(model)
     values: dict[str, Any] = {}
     for key in query:
@@ -40,17 +42,6 @@ def parse_query[QueryT: QueryModel](model: type[QueryT], query: MultiMapping[str
         values[key] = given if key in lists else given[0]
     try:
         return model.model_validate(values)
-    except ValidationError as error:
-        raise _invalid(model, error, "query") from error
-
-
-_SEE_OPENAPI = "GET /api/v1/openapi.json describes every body."
-
-
-@cache
-def _defaults[QueryT: QueryModel](model: type[QueryT]) -> QueryT:
-    try:
-        return model()
     except ValidationError as error:
         raise _invalid(model, error, "query") from error
 

@@ -82,10 +82,14 @@ class Route:
     page: bool = False
     status: int = 200
     media: Media = Media.JSON
+    also: Media | None = None
+    """A second kind of good answer, which the query asks for."""
     long: bool = False
     """It may last: counted against the stream limits, no deadline for the whole."""
     raw: bool = False
     """Query and body go to the node as they are; the models only document them."""
+    takes_bytes: bool = False
+    """Its body is bytes, not JSON."""
     params: tuple[str, ...] = field(init=False)
     """Names of the varying path parts, in order."""
 
