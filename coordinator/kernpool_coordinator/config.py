@@ -103,10 +103,18 @@ class Settings:
         high=600,
     )
     tunnel_idle_s: float = _setting(
-        5.0, "an idle kept-alive stream to a node is closed after this; the node itself keeps it for 75 s", unit="s", low=0, high=60
+        5.0,
+        "an idle kept-alive stream to a node is closed after this; the node itself keeps it for 75 s",
+        unit="s",
+        low=0,
+        high=60,
     )
     log_reconnect_s: float = _setting(
-        60.0, "a followed log is cut when its node stays away for so long; clients ask again and are told", unit="s", low=1, high=3600
+        60.0,
+        "a followed log is cut when its node stays away for so long; clients ask again and are told",
+        unit="s",
+        low=1,
+        high=3600,
     )
     tunnel_first_byte_s: float = _setting(
         60.0, "a node must have answered a tunnelled request's head by then", unit="s", low=1, high=600

@@ -67,7 +67,9 @@ class Router:
         return Match(None, {}, tuple(sorted(allowed)))
 
 
-def _ends(node: _Node, segments: list[str], at: int, values: tuple[str, ...]) -> Iterable[tuple[_Node, tuple[str, ...]]]:
+def _ends(
+    node: _Node, segments: list[str], at: int, values: tuple[str, ...]
+) -> Iterable[tuple[_Node, tuple[str, ...]]]:
     """Every place where the path may end, fixed segments first, with the varying segments' values."""
     if at == len(segments):
         if node.routes:

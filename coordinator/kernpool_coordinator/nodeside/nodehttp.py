@@ -201,9 +201,7 @@ class StreamPool:
 
     __slots__ = ("_clock", "_idle", "_idle_s", "_open")
 
-    def __init__(
-        self, open_: Callable[[Grant], NodeConnection], *, idle_s: float, clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, open_: Callable[[Grant], NodeConnection], *, idle_s: float, clock: Callable[[], float]) -> None:
         self._open = open_
         self._idle_s = idle_s
         """Shorter than the agent's own keep-alive time, so that no request meets a stream that is being closed."""

@@ -87,7 +87,9 @@ def _route(
 
 
 ROUTES: Final = (
-    _route("POST", "/exec", "exec", "Run a command; output and exit come as NDJSON.", body=CommandBody, media=Media.NDJSON),
+    _route(
+        "POST", "/exec", "exec", "Run a command; output and exit come as NDJSON.", body=CommandBody, media=Media.NDJSON
+    ),
     _route("GET", "/exec", "exec", "Run a command with live stdin over a WebSocket.", media=Media.WEBSOCKET),
     _route("GET", "/files", "read", "Read a file.", query=ReadQuery, media=Media.BYTES),
     _route("PUT", "/files", "write", "Write a file; the body is its content.", query=WriteQuery, takes_bytes=True),
@@ -96,5 +98,11 @@ ROUTES: Final = (
     _route("POST", "/files/move", "write", "Move a file or directory.", query=MoveQuery),
     _route("GET", "/files/list", "read", "List a directory.", query=PathQuery),
     _route("GET", "/files/stat", "read", "Show one file's metadata.", query=PathQuery),
-    _route("GET", "/ports/{port}", "connect", "One TCP connection to a port inside, over a WebSocket.", media=Media.WEBSOCKET),
+    _route(
+        "GET",
+        "/ports/{port}",
+        "connect",
+        "One TCP connection to a port inside, over a WebSocket.",
+        media=Media.WEBSOCKET,
+    ),
 )

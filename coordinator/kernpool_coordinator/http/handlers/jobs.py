@@ -68,7 +68,8 @@ async def open_access(call: Call[RankQuery, None]) -> Answer:
     place = await call.api.core.attempt_place(call.actor, job_id, call.query.index)
     if not place.node_id:
         raise UnreachableError(
-            f"Rank {place.index} of {job_id} has no node yet.", hint=f"GET /api/v1/jobs/{job_id} says what it waits for."
+            f"Rank {place.index} of {job_id} has no node yet.",
+            hint=f"GET /api/v1/jobs/{job_id} says what it waits for.",
         )
     return access(call.api, call.actor, place.node_id, f"job/{job_id}", ("logs",))
 

@@ -74,7 +74,9 @@ def _no_log(place: AttemptPlace) -> Response:
 
 def _empty(place: AttemptPlace) -> Response:
     """It never began, or nothing follows."""
-    return Response(body=b"", headers={"Content-Type": Media.BYTES, "KP-Log-Offset": "0", "KP-Log-Fence": str(place.fence)})
+    return Response(
+        body=b"", headers={"Content-Type": Media.BYTES, "KP-Log-Offset": "0", "KP-Log-Fence": str(place.fence)}
+    )
 
 
 def _target(place: AttemptPlace, query: LogQuery, offset: int, *, tail: int | None = None) -> str:
