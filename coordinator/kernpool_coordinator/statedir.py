@@ -12,7 +12,7 @@ class StateDirError(Exception):
     """The state directory cannot be used; the message says why and what to do."""
 
 
-class StateDirBusy(StateDirError):
+class StateDirBusyError(StateDirError):
     """Another coordinator holds the directory; the message names its pid."""
 
 
@@ -30,7 +30,7 @@ class StateDir:
 
     @classmethod
     def hold(cls, path: Path) -> Self:
-        """Make `path` if it is missing and take it; raises StateDirBusy or StateDirError."""
+        """Make `path` if it is missing and take it; raises StateDirBusyError or StateDirError."""
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             path.chmod(0o700)
@@ -62,7 +62,7 @@ def _lock(lock_fd: int, path: Path) -> None:
         if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
             raise StateDirError(f"Cannot lock {path / 'coordinator.pid'}: {error.strerror}.") from error
         pid = os.pread(lock_fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
-        raise StateDirBusy(
+        raise StateDirBusyError(
             f"The state directory {path} is in use by the coordinator with pid {pid}. "
             "Stop that one first, or name another directory with --state-dir."
         ) from error

@@ -53,7 +53,9 @@ class Notifier:
         if not self._address:
             return
         address = "\0" + self._address[1:] if self._address.startswith("@") else self._address
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
-            # systemd gone or its queue full: nothing that we could do about it, and no reason to stop serving.
-            with contextlib.suppress(OSError):
-                sock.sendto(text.encode(), socket.MSG_DONTWAIT, address)
+        # systemd gone or its queue full: nothing that we could do about it, and no reason to stop serving.
+        with (
+            contextlib.suppress(OSError),
+            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock,
+        ):
+            sock.sendto(text.encode(), socket.MSG_DONTWAIT, address)

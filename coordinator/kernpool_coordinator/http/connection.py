@@ -4,13 +4,15 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.web import BaseRequest, RequestHandler, Server, StreamResponse
 
 from kernpool_coordinator.http import problems
-from kernpool_coordinator.nodeside.nodehttp import Flow
+
+if TYPE_CHECKING:
+    from kernpool_coordinator.nodeside.nodehttp import Flow
 
 log = logging.getLogger("kernpool.http")
 

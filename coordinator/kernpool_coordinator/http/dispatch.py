@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine
+from collections.abc import Awaitable
 from typing import Any, Final, final
 
 from aiohttp.web import BaseRequest, HTTPException, Response, StreamResponse
@@ -115,7 +115,7 @@ class Dispatcher:
         # Checked by the model as if it had stood in the body.
         return checks.parse_body(model, to_json({**parsed.model_dump(exclude_unset=True), "idempotency_key": key}))
 
-    async def _in_time(self, request: BaseRequest, handler: Coroutine[Any, Any, Answer]) -> Answer:
+    async def _in_time(self, request: BaseRequest, handler: Awaitable[Answer]) -> Answer:
         """The handler's answer within the request deadline.
 
         A change is never cancelled half done: the caller gets a 504 and the change runs to its end.
@@ -151,7 +151,7 @@ def bearer(request: BaseRequest) -> str:
     if scheme.lower() != "bearer" or not (token := token.strip()):
         raise UnauthenticatedError(
             "The request carries no API token.",
-            hint="Send the header `Authorization: Bearer kpt_...`; the token of a local install is in ~/.kernpool/token.",
+            hint="Send the header `Authorization: Bearer kpt_...`; a local install keeps its own in ~/.kernpool/token.",
         )
     return token
 

@@ -32,7 +32,7 @@ async def answer(request: BaseRequest, batches: Batches) -> StreamResponse:
     """
     response = _LinesResponse(headers=_HEADERS)
     async with _closing(batches):
-        first = await anext(batches, [])
+        first: list[dict[str, Any]] = await anext(batches, [])
         await response.prepare(request)
         await _write(response, first, batches)
     return response

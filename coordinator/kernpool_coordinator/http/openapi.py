@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-import kernpool
-from kernpool.bodies import Problem
 from pydantic import BaseModel
 from pydantic.json_schema import JsonSchemaMode, models_json_schema
 from pydantic_core import to_json
 
+import kernpool
+from kernpool.bodies import Problem
 from kernpool_coordinator.http.route import Media, Route
 
 _REF = "#/components/schemas/{model}"

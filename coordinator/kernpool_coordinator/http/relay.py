@@ -28,7 +28,7 @@ async def relay(api: ApiContext, request: BaseRequest, node_id: str, grant: Gran
     node_request = NodeRequest(
         request.method,
         target,
-        headers.to_node(request._message.raw_headers, upgrade=upgrade),  # noqa: SLF001 - BaseRequest shows only decoded ones
+        headers.to_node(request._message.raw_headers, upgrade=upgrade),
         request.content.iter_any() if request.body_exists else None,
         request.content_length,
     )

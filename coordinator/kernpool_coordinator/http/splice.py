@@ -47,7 +47,7 @@ async def run(request: BaseRequest, node: NodeConnection) -> None:
     """Relay until one side ends; closes the node's side after what was on its way."""
     client = request.protocol
     assert isinstance(client, Connection)
-    client.keep_alive(False)
+    client.keep_alive(val=False)
     splice = Splice(client, node)
     try:
         splice.start()

@@ -81,7 +81,8 @@ def _route(
 ) -> Route:
     node_tail = tail.partition("{")[0]
     return Route(
-        method=method, path=_ONE + tail, handler=_relayed(node_tail, verb), verb=Verb.EXEC, kind="sandbox", key="sandbox",
+        method=method, path=_ONE + tail, handler=_relayed(node_tail, verb), verb=Verb.EXEC, kind="sandbox",
+        key="sandbox",
         query=query, body=body, media=media, long=True, raw=True, takes_bytes=takes_bytes, summary=summary,
     )  # fmt: skip
 

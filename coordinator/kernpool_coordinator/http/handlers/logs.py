@@ -9,7 +9,6 @@ from pydantic import Field
 
 from kernpool_coordinator.core.shapes import AttemptPlace
 from kernpool_coordinator.errors import ConflictError, CoordinatorError
-from kernpool_coordinator.http.context import ApiContext
 from kernpool_coordinator.http.relay import answered, relay
 from kernpool_coordinator.http.route import Answer, Call, Media, QueryModel, Route
 from kernpool_coordinator.nodeside.nodehttp import Grant, NodeAnswer, NodeHttpError, NodeRequest
@@ -155,7 +154,7 @@ class _Follower:
 
     async def _back(self) -> bool:
         """Wait until it is worth another try; False when nothing came for too long."""
-        api: ApiContext = self._call.api
+        api = self._call.api
         left_s = self._progress_s + api.settings.log_reconnect_s - asyncio.get_running_loop().time()
         if left_s <= 0:
             return False

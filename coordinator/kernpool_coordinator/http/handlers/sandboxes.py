@@ -25,7 +25,7 @@ from kernpool_coordinator.tokens.actor import Verb
 class SandboxesQuery(PageQuery):
     """Which sandboxes."""
 
-    label: Annotated[list[Filter], Field(max_length=64)] = []
+    label: Annotated[tuple[Filter, ...], Field(max_length=64)] = ()
     """`KEY=VALUE`, as often as needed; all must match."""
     state: Literal["", "starting", "running", "ended"] = ""
 
@@ -72,7 +72,7 @@ async def open_access(call: Call[None, None]) -> Answer:
     return access(call.api, call.actor, node_id, f"sandbox/{sandbox_id}", ("exec", "read", "write", "connect"))
 
 
-def _labels(pairs: list[str]) -> dict[str, str]:
+def _labels(pairs: tuple[str, ...]) -> dict[str, str]:
     """KEY=VALUE each as a dict."""
     labels = {}
     for pair in pairs:
@@ -93,7 +93,8 @@ ROUTES: Final = (
     ),
     Route(
         method="GET", path="/api/v1/sandboxes", handler=list_sandboxes, verb=Verb.VIEW, kind="sandbox",
-        query=SandboxesQuery, answer=SandboxBody, page=True, summary="Sandboxes by id; ended ones only with state=ended.",
+        query=SandboxesQuery, answer=SandboxBody, page=True,
+        summary="Sandboxes by id; ended ones only with state=ended.",
     ),
     Route(
         method="POST", path="/api/v1/sandboxes/remove", handler=remove_many, verb=Verb.REMOVE, kind="sandbox",
