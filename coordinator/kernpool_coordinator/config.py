@@ -121,13 +121,31 @@ class Settings:
     )
 
     join_tries_per_min: int = _setting(
-        60,
-        "enrolments and renewals per address; 256-bit tokens cannot be guessed, this bounds the CPU of those who try",
+        600,
+        "enrolments and renewals per address (a NAT may hide a whole cluster); bounds the CPU of those who only try",
         unit="requests/min",
         low=1,
         high=100_000,
     )
-    heartbeat_interval_s: float = _setting(5.0, "sent to agents in Welcome", unit="s", low=0.1, high=60)
+    node_connections_max: int = _setting(
+        20_000,
+        "open sockets on the node listener: one link for each agent, and some that enrol",
+        unit="sockets",
+        low=8,
+        high=100_000,
+    )
+    greeting_s: float = _setting(10.0, "an agent's Hello must have come by then", unit="s", low=0.1, high=60)
+    heartbeat_interval_s: float = _setting(2.0, "how often agents give a sign of life", unit="s", low=0.05, high=60)
+    suspect_after_s: float = _setting(
+        6.0, "silence after which a node gets no new work; three heartbeats", unit="s", low=0.1, high=600
+    )
+    unreachable_after_s: float = _setting(
+        8.0, "silence after which a node counts as unreachable; nothing is killed", unit="s", low=0.1, high=3600
+    )
+    node_lost_after_s: float = _setting(
+        300.0, "an unreachable node's attempts may be replaced after this", unit="s", low=1, high=30 * 86_400
+    )
+    database_url: str = _setting("", "SQLAlchemy URL of the store; empty: SQLite in state_dir", unit="url")
     data_key_rotation_s: float = _setting(
         86_400.0, "age at which a node's data-plane key is replaced", unit="s", low=60, high=7 * 86_400
     )
@@ -141,7 +159,18 @@ class Settings:
         5.0, "open requests get this long at SIGTERM before they are cut", unit="s", low=0, high=60
     )
 
+    def core(self) -> dict[str, Any]:
+        """The settings that are the core's own, as CoreConfig names them."""
+        return {name: getattr(self, name) for name in _CORE}
 
+
+_CORE: Final = (
+    "database_url",
+    "heartbeat_interval_s",
+    "node_lost_after_s",
+    "suspect_after_s",
+    "unreachable_after_s",
+)
 FIELDS: Final[Mapping[str, Field[Any]]] = {entry.name: entry for entry in fields(Settings)}
 FLAGS: Final[tuple[str, ...]] = tuple(name for name, entry in FIELDS.items() if entry.metadata["flag"])
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")

@@ -12,7 +12,7 @@ _ESCAPES: Final = {code: f"\\x{code:02x}" for code in (*range(32), 127, *range(0
 class OneLine(logging.Formatter):
     """Time (UTC), level, logger, message; a traceback follows folded into the same line."""
 
-    converter = staticmethod(time.gmtime)  # type: ignore[assignment]
+    converter = staticmethod(time.gmtime)
     default_time_format = "%Y-%m-%dT%H:%M:%S"
     default_msec_format = "%s.%03dZ"
 

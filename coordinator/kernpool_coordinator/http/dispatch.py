@@ -32,13 +32,13 @@ _UNKNOWN: Final = "unknown"
 class Dispatcher:
     """Answers every request with exactly one response; nothing but a cut connection ever leaves it as an exception."""
 
-    __slots__ = ("_api", "_left_running", "_router")
+    __slots__ = ("_api", "_changes", "_router")
 
     def __init__(self, api: ApiContext, router: Router) -> None:
         self._api = api
         self._router = router
-        self._left_running: set[asyncio.Task[Any]] = set()
-        """Changes whose caller got a 504; they run to their end."""
+        self._changes: set[asyncio.Future[Any]] = set()
+        """Changes that run; they run to their end even when their caller got a 504 or hung up."""
 
     async def handle(self, request: BaseRequest) -> StreamResponse:
         """Answer `request`."""
@@ -128,20 +128,26 @@ class Dispatcher:
             except TimeoutError as error:
                 raise DeadlineError(f"The answer was not ready within {deadline_s:g} s.") from error
         task = asyncio.ensure_future(handler)
+        self._changes.add(task)
+        task.add_done_callback(self._changes.discard)
         done, _ = await asyncio.wait({task}, timeout=deadline_s)
         if done:
             return task.result()
-        self._left_running.add(task)
-        task.add_done_callback(self._ran_out)
+        task.add_done_callback(_ran_out)
         raise DeadlineError(
             f"The change was not done within {deadline_s:g} s; it goes on.",
             hint="Look at the object before you try again, or repeat the request with the same idempotency key.",
         )
 
-    def _ran_out(self, task: asyncio.Task[Any]) -> None:
-        self._left_running.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.warning("a change that was answered 504 ended with: %s", error)
+    async def settle(self, timeout_s: float) -> None:
+        """Let changes that outlive their request finish, before the core closes."""
+        if self._changes:
+            await asyncio.wait(self._changes, timeout=timeout_s)
+
+
+def _ran_out(task: asyncio.Future[Any]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.warning("a change that was answered 504 ended with: %s", error)
 
 
 def bearer(request: BaseRequest) -> str:

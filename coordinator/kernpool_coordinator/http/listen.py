@@ -90,11 +90,12 @@ class Listener:
             ssl_handshake_timeout=TLS_HANDSHAKE_S if self._tls else None,
         )
 
-    async def stop(self, grace_s: float) -> None:
-        """Accept no more, let what runs finish within `grace_s`, then cut it."""
+    def stop_accepting(self) -> None:
+        """Take no more connections; idle ones are closed."""
         if self._accepting is not None:
             self._accepting.close()
-        else:
-            self._sock.close()
         self._server.pre_shutdown()
+
+    async def stop(self, grace_s: float) -> None:
+        """Let what runs finish within `grace_s`, then cut it."""
         await self._server.shutdown(grace_s)

@@ -9,13 +9,13 @@ from aiohttp import web
 from kernpool_coordinator.core.control import ControlPlane
 from kernpool_coordinator.errors import CoordinatorError, InvalidError
 from kernpool_coordinator.nodeside.arrivals import Arrivals
-from kernpool_coordinator.nodeside.identity import Peer
 from kernpool_coordinator.nodeside.issue import Issuer
 from kernpool_coordinator.nodeside.session import LinkSession
 from kernpool_mesh.errors import LinkError
 from kernpool_mesh.link import Link, Side
 from kernpool_mesh.messages import CertificateIssued, CertificateRequest, Hello, Inventory, Message
 from kernpool_mesh.websocket import server_websocket
+from kernpool_tls.peer import PeerIdentity
 
 log = logging.getLogger("kernpool.link")
 
@@ -41,7 +41,7 @@ class LinkServer:
         """The live links."""
         return frozenset(self._sessions)
 
-    async def serve(self, request: web.BaseRequest, peer: Peer) -> web.WebSocketResponse:
+    async def serve(self, request: web.BaseRequest, peer: PeerIdentity) -> web.WebSocketResponse:
         """Upgrade the request of an authenticated node and run its link to the end."""
         websocket = server_websocket()
         await websocket.prepare(request)
@@ -75,7 +75,7 @@ class LinkServer:
             raise InvalidError(f"The first message is a {type(message).__name__}, expected a Hello.")
         return message
 
-    async def _run(self, link: Link, peer: Peer, hello: Hello) -> None:
+    async def _run(self, link: Link, peer: PeerIdentity, hello: Hello) -> None:
         session = LinkSession(link, peer.node_id, stream_idle_s=self._stream_idle_s)
         welcome = self._core.node_connected(session, hello)
         self._sessions.add(session)
@@ -84,17 +84,17 @@ class LinkServer:
             session.welcome(welcome)
             self._arrivals.arrived(peer.node_id)
             log.info("node %s linked (incarnation %d, agent %s)", peer.node_id, hello.incarnation, hello.agent_version)
-            sentence = (await link.run(lambda message: self._take(session, message))).sentence
+            sentence = (await link.run(lambda message: self._take(session, peer, message))).sentence
         finally:
             self._sessions.discard(session)
             await session.closed_down()
             log.info("node %s unlinked: %s", peer.node_id, sentence)
             self._core.node_disconnected(session, sentence)
 
-    def _take(self, session: LinkSession, message: Message) -> None:
+    def _take(self, session: LinkSession, peer: PeerIdentity, message: Message) -> None:
         match message:
             case CertificateRequest():
-                task = asyncio.ensure_future(self._renew(session, message))
+                task = asyncio.ensure_future(self._renew(session, peer, message))
                 self._renewals.add(task)
                 task.add_done_callback(self._renewals.discard)
             case Inventory():
@@ -103,10 +103,10 @@ class LinkServer:
             case _:
                 self._core.node_message(session, message)
 
-    async def _renew(self, session: LinkSession, request: CertificateRequest) -> None:
+    async def _renew(self, session: LinkSession, peer: PeerIdentity, request: CertificateRequest) -> None:
         """The node's next certificate, over its live link."""
         try:
-            certificate = await self._issuer.renew_linked(session.node_id, request.csr_pem)
+            certificate = await self._issuer.renew_linked(peer, request.csr_pem)
             answer = CertificateIssued(request.request_id, certificate.certificate_pem, self._issuer.ca_pem)
         except CoordinatorError as error:
             log.warning("certificate of %s not renewed: %s", session.node_id, error.message)

@@ -14,8 +14,8 @@ from kernpool_coordinator.tokens.actor import Verb
 class EventsQuery(QueryModel):
     """Which events."""
 
-    after: Annotated[int, Field(ge=-1, lt=1 << 62)] = 0
-    """Only events with a greater id; -1 with follow: only new ones."""
+    after: Annotated[int, Field(ge=-1, lt=1 << 62)] | None = None
+    """Only events with a greater id; none given: a page from the first on, with follow only new ones."""
     limit: Annotated[int, Field(ge=1, le=PAGE_ITEMS_MAX)] = 100
     """Of a page; following has no end."""
     object: Filter = ""
@@ -27,9 +27,11 @@ async def list_events(call: Call[EventsQuery, None]) -> Answer:
     """A page, oldest first; with follow, NDJSON without end."""
     query = call.query
     if query.follow:
+        after = -1 if query.after is None else query.after
         with call.api.endless(call.request):
-            return await ndjson.follow(call.request, call.api.core.follow_events(call.actor, after=query.after))
-    return await call.api.core.events(call.actor, after=max(query.after, 0), limit=query.limit, object_=query.object)
+            return await ndjson.follow(call.request, call.api.core.follow_events(call.actor, after=after))
+    after = max(query.after or 0, 0)
+    return await call.api.core.events(call.actor, after=after, limit=query.limit, object_=query.object)
 
 
 ROUTES: Final = (
