@@ -540,3 +540,13 @@ class StreamReset(Message):
     TYPE: ClassVar[int] = 68
     stream_id: int
     error: str = ""
+
+
+@final
+@dataclass(slots=True)
+class Fragment(Message):
+    """A piece of one encoded message that is larger than a frame; the link joins them, no room ever sees one."""
+
+    TYPE: ClassVar[int] = 69
+    data: bytes
+    last: bool
