@@ -1,4 +1,4 @@
-"""How long to wait before the next try: growing, bounded, and jittered so that a thousand nodes do not knock at once."""
+"""How long to wait before the next try: growing, bounded, jittered so that a thousand nodes do not knock at once."""
 
 import random
 from typing import final
@@ -11,7 +11,7 @@ class Backoff:
     def __init__(self, first_s: float, max_s: float, rng: random.Random | None = None) -> None:
         self._first_s = first_s
         self._max_s = max_s
-        self._rng = rng or random.Random()
+        self._rng = rng or random.Random()  # noqa: S311 - it spreads load, it guards nothing
         self.failures = 0
         """Tries that failed since the last success."""
 

@@ -12,9 +12,7 @@ from typing import final
 class CoordinatorClock:
     """Coordinator time in unix seconds. Without a first word from it the wall clock stands in."""
 
-    def __init__(
-        self, monotonic: Callable[[], float] = time.monotonic, wall: Callable[[], float] = time.time
-    ) -> None:
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic, wall: Callable[[], float] = time.time) -> None:
         self._monotonic = monotonic
         self._offset_s = wall() - monotonic()
         """Coordinator's unix time minus our monotonic time."""

@@ -1,5 +1,6 @@
 """Errors of the agent: what happened, to what, and what to do next."""
 
+from pathlib import Path
 from typing import final
 
 
@@ -19,6 +20,14 @@ class ConfigError(FatalError):
 @final
 class StateDirBusyError(FatalError):
     """Another agent holds the state directory."""
+
+    def __init__(self, path: Path, pid: str) -> None:
+        super().__init__(
+            f"the state directory {path} is held by the agent with pid {pid or 'unknown'}; "
+            "stop that one first (kp-agent stop), or give this one another --state-dir"
+        )
+        self.pid = int(pid) if pid.isdecimal() else None
+        """The holder's pid; None when it has not written it yet."""
 
 
 @final

@@ -5,7 +5,7 @@ extra items ignored, a kind's number never reused, an unknown kind skipped (a ne
 """
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, assert_never, final
+from typing import Any, assert_never, final
 
 import msgpack
 
@@ -15,12 +15,18 @@ from kernpool_mesh.reasons import EndReason
 
 
 @final
-class AttemptKey(NamedTuple):
+@dataclass(frozen=True, slots=True, order=True)
+class AttemptKey:
     """One attempt of one rank of a job."""
 
     job_id: str
     index: int
     fence: int
+
+    @property
+    def parts(self) -> tuple[str, int, int]:
+        """The key as it travels."""
+        return (self.job_id, self.index, self.fence)
 
     def __str__(self) -> str:
         return f"{self.job_id}[{self.index}] attempt {self.fence}"
@@ -105,11 +111,11 @@ def _to_list(record: Record) -> list[Any]:
     match record:
         case Accepted(key, limits, gpus, at):
             amounts = [limits.cpu_millis, limits.memory_mib, limits.disk_mib, limits.pids]
-            return [_ACCEPTED, *key, amounts, list(gpus), at]
+            return [_ACCEPTED, *key.parts, amounts, list(gpus), at]
         case Ended(key, reason, code, detail, log_bytes, started, ended):
-            return [_ENDED, *key, reason.value, code, detail, log_bytes, started, ended]
+            return [_ENDED, *key.parts, reason.value, code, detail, log_bytes, started, ended]
         case Acked(key):
-            return [_ACKED, *key]
+            return [_ACKED, *key.parts]
         case Forgotten(job_id):
             return [_FORGOTTEN, job_id]
         case FenceSeen(job_id, index, fence):
@@ -129,7 +135,7 @@ def _from_list(items: list[Any]) -> Record | None:
         case 4:
             return Forgotten(str(items[1]))
         case 5:
-            return FenceSeen(*_key(items))
+            return FenceSeen(*_key(items).parts)
         case _:
             return None
 

@@ -1,6 +1,6 @@
 """The service manager's notification socket (sd_notify), spoken without a library.
 
-Outside systemd NOTIFY_SOCKET is not set and nothing is sent. A lost datagram is no fault of ours: errors are logged once.
+Outside systemd NOTIFY_SOCKET is not set and nothing is sent. A lost datagram is no fault of ours: logged once.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ class Notifier:
         self._send("STOPPING=1")
 
     async def ping_watchdog(self) -> None:
-        """Ping for ever from this event loop, so that a loop that hangs is noticed; returns at once without watchdog."""
+        """Ping for ever from this event loop, so that a loop that hangs is noticed; without a watchdog return at once."""
         while self.watchdog_s:
             self._send("WATCHDOG=1")
             await asyncio.sleep(self.watchdog_s / 3)
@@ -48,7 +48,7 @@ class Notifier:
             return
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
-                sock.setblocking(False)
+                sock.setblocking(False)  # noqa: FBT003
                 sock.sendto(text.encode(), self._address)
         except OSError as error:
             if not self._complained:
