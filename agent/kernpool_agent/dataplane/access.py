@@ -10,9 +10,8 @@ from aiohttp import web
 from kernpool_agent.dataplane.problems import forbidden, unauthenticated
 from kernpool_mesh import datatoken
 from kernpool_mesh.errors import DataTokenError
+from kernpool_mesh.transport import stream_of
 
-GRANT_INFO: Final = "kernpool.grant"
-"""Key of a transport's extra info under which a link stream carries its Grant; a socket never has it."""
 _BEARER: Final = "Bearer "
 
 
@@ -66,10 +65,9 @@ class DoorAuthorizer:
 
     def __call__(self, request: web.BaseRequest) -> Grant:
         """Tell the request's grant; raises ProblemError (401)."""
-        transport = request.transport
-        grant = None if transport is None else transport.get_extra_info(GRANT_INFO)
-        if isinstance(grant, Grant):
-            return grant
+        stream = stream_of(request.transport)
+        if stream is not None:
+            return Grant(stream.actor, stream.object, frozenset(stream.verbs))
         return self._from_token(request.headers.get("Authorization", ""))
 
     def _from_token(self, header: str) -> Grant:
