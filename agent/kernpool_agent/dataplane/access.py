@@ -56,9 +56,9 @@ class DoorAuthorizer:
     __slots__ = ("_keys", "_node_id", "_now_unix_s")
 
     def __init__(
-        self, node_id: str, keys: Callable[[], Mapping[int, bytes]], now_unix_s: Callable[[], float | None]
+        self, node_id: str, keys: Callable[[], Mapping[int, bytes]], now_unix_s: Callable[[], float]
     ) -> None:
-        """`keys` gives the node's current data keys; `now_unix_s` the coordinator's time, None while it is not known."""
+        """`keys` gives the node's current data keys; `now_unix_s` the coordinator's time."""
         self._node_id = node_id
         self._keys = keys
         self._now_unix_s = now_unix_s
@@ -73,11 +73,10 @@ class DoorAuthorizer:
     def _from_token(self, header: str) -> Grant:
         if not header.startswith(_BEARER):
             raise unauthenticated("no data token: send `Authorization: Bearer kpd1...`")
-        now_unix_s = self._now_unix_s()
-        if now_unix_s is None:
-            raise unauthenticated("this node has not yet heard its coordinator's time, so it can check no token")
         try:
-            claims = datatoken.verify(header[len(_BEARER) :].strip(), self._keys(), self._node_id, now_unix_s)
+            claims = datatoken.verify(
+                header[len(_BEARER) :].strip(), self._keys(), self._node_id, self._now_unix_s()
+            )
         except DataTokenError as error:
             raise unauthenticated(f"{error.code}: {error}") from None
         return Grant(claims.actor, claims.object, frozenset(claims.verbs))

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Final
 
-from kernpool_agent.jobs.account import JobAccount
+from kernpool_agent.ceiling import User
 from kernpool_mesh.messages import StartAttempt
 
 PATH_DEFAULT: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -11,13 +11,13 @@ _TWINS: Final = ("NODE_RANK", "NUM_NODES", "NODE_IPS", "HEAD_IP", "NUM_GPUS_PER_
 """Names told as KP_<name> and, for files written for SkyPilot, as SKYPILOT_<name>."""
 
 
-def job_environment(spec: StartAttempt, account: JobAccount) -> dict[str, str]:
+def job_environment(spec: StartAttempt, user: User) -> dict[str, str]:
     """Build the whole environment of an attempt; nothing of the agent's own environment is in it."""
     env = {
-        "HOME": account.home,
-        "USER": account.name,
-        "LOGNAME": account.name,
-        "SHELL": account.shell,
+        "HOME": user.home,
+        "USER": user.name,
+        "LOGNAME": user.name,
+        "SHELL": "/bin/bash",
         "PATH": PATH_DEFAULT,
         "LANG": "C.UTF-8",
         # A job's log is watched while it runs: what Python prints should be in it at once.

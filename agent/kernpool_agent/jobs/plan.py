@@ -6,14 +6,15 @@ not inherit it.
 """
 
 import os
+import resource
 import shutil
 from typing import Final
 
-from kernpool_agent.jobs.account import JobAccount
+from kernpool_agent.ceiling import User
 from kernpool_agent.jobs.environment import PATH_DEFAULT, job_environment
 from kernpool_agent.jobs.errors import JobStartError
-from kernpool_mesh.messages import StartAttempt
-from kernpool_sandbox.kpinit.plan import JobPlan, JobUser, Step
+from kernpool_mesh.messages import Limits, StartAttempt
+from kernpool_sandbox.kpinit.plan import JobPlan, JobUser, Rlimit, Step
 
 SETUP: Final = "setup"
 RUN: Final = "run"
@@ -27,10 +28,16 @@ _RUN_TEXT: Final = "KP_RUN_TEXT"
 
 
 def job_plan(
-    spec: StartAttempt, supervisor_id: str, account: JobAccount, *, cgroups: tuple[str, ...], segment_bytes: int
+    spec: StartAttempt,
+    supervisor_id: str,
+    user: User,
+    *,
+    cgroups: tuple[str, ...],
+    segment_bytes: int,
+    rlimits: bool = False,
 ) -> JobPlan:
-    """Make the plan of one attempt; raises JobStartError when it cannot be one."""
-    env = job_environment(spec, account)
+    """Make the plan of one attempt (`rlimits`: there are no cgroups to hold its limits); raises JobStartError."""
+    env = job_environment(spec, user)
     _check_sizes(spec, env)
     steps = [_step(name, spec) for name, text in ((SETUP, spec.setup), (RUN, spec.run)) if text]
     if not steps:
@@ -40,13 +47,14 @@ def job_plan(
         job_id=supervisor_id,
         steps=tuple(steps),
         env=env,
-        cwd=account.home,
-        user=_user(account),
+        cwd=user.home,
+        user=_identity(user),
         cgroups=cgroups,
         log_bytes_max=spec.log_bytes_max,
         segment_bytes=min(segment_bytes, max(64 * 1024, spec.log_bytes_max // 8)),
         grace_s=spec.grace_s,
         timeout_s=spec.timeout_s,
+        rlimits=_rlimits(spec.limits) if rlimits else (),
     )
 
 
@@ -66,10 +74,16 @@ def _bash() -> str:
     return found
 
 
-def _user(account: JobAccount) -> JobUser | None:
-    if account.uid == os.geteuid() != 0:
+def _identity(user: User) -> JobUser | None:
+    if user.uid == os.geteuid() != 0:
         return None  # an ordinary user's spawner has this identity already and could take no other
-    return JobUser(account.uid, account.gid, account.groups)
+    return JobUser(user.uid, user.gid, user.groups)
+
+
+def _rlimits(limits: Limits) -> tuple[Rlimit, ...]:
+    """Limit each process where the whole job cannot be: memory as address space. Processes are counted per user."""
+    memory = (Rlimit(resource.RLIMIT_AS, limits.memory_mib << 20),) if limits.memory_mib else ()
+    return memory
 
 
 def _check_sizes(spec: StartAttempt, env: dict[str, str]) -> None:
