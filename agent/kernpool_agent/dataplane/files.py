@@ -1,4 +1,4 @@
-"""/v1/sandboxes/{id}/files...: files inside a sandbox, streamed, touched by kp-init's helper in there and never from here.
+"""/v1/sandboxes/{id}/files...: files of a sandbox, streamed, touched by kp-init's helper inside and never from here.
 
 Paths are bytes: percent-encoded in the query, any byte but NUL. The helper resolves them inside the sandbox as the
 asked user, so a link or `..` leads nowhere else.

@@ -1,4 +1,4 @@
-"""The direct door: the agent's own TLS listener, with the node's certificate and no client certificates (tokens say who)."""
+"""The direct door: the agent's own TLS listener, with the node's certificate; tokens, not certificates, say who asks."""
 
 import asyncio
 import contextlib

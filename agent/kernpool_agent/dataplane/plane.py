@@ -80,7 +80,7 @@ def make_app(
     plane = DataPlane(runtime, jobs, authorizer, Admission(limits or AdmissionLimits()), metrics_text)
     app = web.Application(client_max_size=BODY_BYTES_MAX)
     for route in ROUTES:
-        app.router.add_route(route.method, route.path, _guarded(plane, route), **_NO_HEAD)
+        app.router.add_route(route.method, route.path, _guarded(plane, route))
     if metrics_text is not None:
         app.router.add_route("GET", "/metrics", metrics.handler(metrics_text, authorizer, node_id))
     app.router.add_route("*", "/{rest:.*}", _no_such_address)
@@ -101,3 +101,18 @@ def _guarded(plane: DataPlane, route: Route) -> Callable[[web.Request], Awaitabl
             return _failed(request, error)
 
     return serve
+
+
+def _failed(request: web.Request, error: Exception) -> web.Response:
+    """Answer an error, or cut the answer that has begun."""
+    problem = problem_of(error)
+    if problem is None:
+        _log.error("%s %s failed", request.method, request.path, exc_info=error)
+        problem = ProblemError(500, "internal", "the node could not do this; its agent's log says why")
+    if STARTED in request:
+        cut(request)
+    return problem.response()
+
+
+async def _no_such_address(request: web.Request) -> web.StreamResponse:
+    return not_found(f"{request.method} {request.path} is no address of the data plane").response()

@@ -81,9 +81,8 @@ def _identity(user: User) -> JobUser | None:
 
 
 def _rlimits(limits: Limits) -> tuple[Rlimit, ...]:
-    """Limit each process where the whole job cannot be: memory as address space. Processes are counted per user."""
-    memory = (Rlimit(resource.RLIMIT_AS, limits.memory_mib << 20),) if limits.memory_mib else ()
-    return memory
+    """Limit each process's memory where the whole job's cannot be; RLIMIT_NPROC counts all of a user: not for jobs."""
+    return (Rlimit(resource.RLIMIT_AS, limits.memory_mib << 20),) if limits.memory_mib else ()
 
 
 def _check_sizes(spec: StartAttempt, env: dict[str, str]) -> None:

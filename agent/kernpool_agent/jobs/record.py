@@ -1,4 +1,4 @@
-"""What a supervisor's record (and the cgroup's counters) say about an attempt, in the words of the link: pure functions."""
+"""What a supervisor's record and the cgroup's counters say about an attempt, in the link's words: pure functions."""
 
 import signal
 from collections.abc import Iterable
