@@ -6,7 +6,7 @@ from typing import Final
 from kernpool_agent.ceiling import User
 from kernpool_mesh.messages import StartAttempt
 
-PATH_DEFAULT: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+SYSTEM_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _TWINS: Final = ("NODE_RANK", "NUM_NODES", "NODE_IPS", "HEAD_IP", "NUM_GPUS_PER_NODE", "JOB_ID")
 """Names told as KP_<name> and, for files written for SkyPilot, as SKYPILOT_<name>."""
 
@@ -18,7 +18,8 @@ def job_environment(spec: StartAttempt, user: User) -> dict[str, str]:
         "USER": user.name,
         "LOGNAME": user.name,
         "SHELL": "/bin/bash",
-        "PATH": PATH_DEFAULT,
+        # What `pip install --user` and uv install is found, as after a login.
+        "PATH": f"{user.home}/.local/bin:{SYSTEM_PATH}",
         "LANG": "C.UTF-8",
         # A job's log is watched while it runs: what Python prints should be in it at once.
         "PYTHONUNBUFFERED": "1",
@@ -32,6 +33,7 @@ def job_environment(spec: StartAttempt, user: User) -> dict[str, str]:
     for name in _TWINS:
         if f"KP_{name}" in env:
             env.setdefault(f"SKYPILOT_{name}", env[f"KP_{name}"])
+    env.setdefault("SKYPILOT_INTERNAL_JOB_ID", env["KP_JOB_ID"])
     return env
 
 

@@ -11,7 +11,7 @@ import shutil
 from typing import Final
 
 from kernpool_agent.ceiling import User
-from kernpool_agent.jobs.environment import PATH_DEFAULT, job_environment
+from kernpool_agent.jobs.environment import SYSTEM_PATH, job_environment
 from kernpool_agent.jobs.errors import JobStartError
 from kernpool_mesh.messages import Limits, StartAttempt
 from kernpool_sandbox.kpinit.plan import JobPlan, JobUser, Rlimit, Step
@@ -63,12 +63,13 @@ def _step(name: str, spec: StartAttempt) -> Step:
     enter = f'mkdir -p -- "$HOME/{SKY_WORKDIR}" && cd -- "$HOME/{SKY_WORKDIR}" || exit 1; '
     prefix = enter if SKY_WORKDIR in spec.setup or SKY_WORKDIR in spec.run else ""
     text = f'{prefix}kp_text=${variable}; unset {_SETUP_TEXT} {_RUN_TEXT}; eval -- "$kp_text"'
-    # A login shell: PATH, modules and conda as with `ssh node`. $0 is the step's name, so messages say which it was.
-    return Step(name, (_bash(), "-l", "-c", text, name))
+    # Not a login shell: a profile costs up to 100 ms and differs from user to user. $0 is the step's name: bash says it
+    # in its messages.
+    return Step(name, (_bash(), "-c", text, name))
 
 
 def _bash() -> str:
-    found = shutil.which("bash", path=PATH_DEFAULT)
+    found = shutil.which("bash", path=SYSTEM_PATH)
     if found is None:
         raise JobStartError("this node has no bash, and the setup and run texts of a job are bash; install it")
     return found
