@@ -10,9 +10,8 @@ from aiohttp import web
 from kernpool_agent.dataplane.problems import forbidden, unauthenticated
 from kernpool_mesh import datatoken
 from kernpool_mesh.errors import DataTokenError
+from kernpool_mesh.transport import stream_of
 
-GRANT_INFO: Final = "kernpool.grant"
-"""Key of a transport's extra info under which a link stream carries its Grant; a socket never has it."""
 _BEARER: Final = "Bearer "
 
 
@@ -57,29 +56,27 @@ class DoorAuthorizer:
     __slots__ = ("_keys", "_node_id", "_now_unix_s")
 
     def __init__(
-        self, node_id: str, keys: Callable[[], Mapping[int, bytes]], now_unix_s: Callable[[], float | None]
+        self, node_id: str, keys: Callable[[], Mapping[int, bytes]], now_unix_s: Callable[[], float]
     ) -> None:
-        """`keys` gives the node's current data keys; `now_unix_s` the coordinator's time, None while it is not known."""
+        """`keys` gives the node's current data keys; `now_unix_s` the coordinator's time."""
         self._node_id = node_id
         self._keys = keys
         self._now_unix_s = now_unix_s
 
     def __call__(self, request: web.BaseRequest) -> Grant:
         """Tell the request's grant; raises ProblemError (401)."""
-        transport = request.transport
-        grant = None if transport is None else transport.get_extra_info(GRANT_INFO)
-        if isinstance(grant, Grant):
-            return grant
+        stream = stream_of(request.transport)
+        if stream is not None:
+            return Grant(stream.actor, stream.object, frozenset(stream.verbs))
         return self._from_token(request.headers.get("Authorization", ""))
 
     def _from_token(self, header: str) -> Grant:
         if not header.startswith(_BEARER):
             raise unauthenticated("no data token: send `Authorization: Bearer kpd1...`")
-        now_unix_s = self._now_unix_s()
-        if now_unix_s is None:
-            raise unauthenticated("this node has not yet heard its coordinator's time, so it can check no token")
         try:
-            claims = datatoken.verify(header[len(_BEARER) :].strip(), self._keys(), self._node_id, now_unix_s)
+            claims = datatoken.verify(
+                header[len(_BEARER) :].strip(), self._keys(), self._node_id, self._now_unix_s()
+            )
         except DataTokenError as error:
             raise unauthenticated(f"{error.code}: {error}") from None
         return Grant(claims.actor, claims.object, frozenset(claims.verbs))

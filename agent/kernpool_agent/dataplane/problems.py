@@ -1,4 +1,4 @@
-"""Error answers of the data plane: the JSON body Problem {code, message, hint}, and how other rooms' errors map to it."""
+"""Error answers of the data plane: a status and the JSON body Problem {code, message, hint}."""
 
 import json
 from typing import final

@@ -24,9 +24,9 @@ _ROTATION_RETRIES: Final = 16
 class JobLog:
     """A reader's view of one attempt's log; each reader has its own (it holds one segment open). Close it."""
 
-    __slots__ = ("_directory", "_ended", "_fd", "_fd_start", "_watch")
+    __slots__ = ("_directory", "_ended", "_fd", "_fd_start", "_watch", "fence")
 
-    def __init__(self, directory: Path, watch: DirectoryWatch, ended: Callable[[], bool]) -> None:
+    def __init__(self, directory: Path, watch: DirectoryWatch, ended: Callable[[], bool], fence: int = 0) -> None:
         self._directory = directory
         self._watch = watch
         self._ended = ended
@@ -34,6 +34,8 @@ class JobLog:
         self._fd = -1
         """The segment read last; held so that rotation cannot take it from under a slow reader."""
         self._fd_start = -1
+        self.fence = fence
+        """Which attempt of its rank this is the log of."""
 
     @property
     def ended(self) -> bool:
