@@ -14,6 +14,7 @@ from kernpool_agent import records
 from kernpool_agent.capacity import Capacity, attempt_need
 from kernpool_agent.errors import AgentError, DiskFullError, RefusedError
 from kernpool_agent.fences import Attempt, Fences, Offer, Phase
+from kernpool_agent.jobs.errors import JobError
 from kernpool_agent.journal import Journal
 from kernpool_agent.reconcile import Adopt, End, GoOn, Instruction, Stop, ended_of, key_of, reconcile, status_of
 from kernpool_agent.records import Accepted, Acked, AttemptKey, Ended, Forgotten
@@ -35,6 +36,10 @@ log = logging.getLogger(__name__)
 SUPERSEDED_GRACE_S = 10.0
 SUPERSEDED_WAIT_S = 20.0
 """An older attempt of the same rank must be gone within this, or the newer one is answered `busy`."""
+END_ALL_GRACE_S = 5.0
+"""Between SIGTERM and SIGKILL when all work of the node is ended."""
+END_ALL_EXTRA_S = 10.0
+"""For the kernel, after the last SIGKILL."""
 REPEATED_MAX = 200
 """Ends told again in one round: the rest waits for the acknowledgement of these."""
 
@@ -43,11 +48,11 @@ class AttemptRunner(Protocol):
     """What runs attempts: `kernpool_agent.jobs.JobRuntime`."""
 
     async def start(self, spec: StartAttempt) -> None:
-        """Start it; raises when nothing was started."""
+        """Start it; raises JobStartError when nothing was started."""
         ...
 
     async def stop(self, job_id: str, index: int, fence: int, reason: EndReason, grace_s: float) -> None:
-        """Begin to end it; the end comes as an update."""
+        """Begin to end it; the end comes as an update. Raises JobNotFoundError."""
         ...
 
     def statuses(self) -> list[AttemptStatus]:
@@ -70,7 +75,6 @@ class Attempts:
         journal: Journal,
         capacity: Capacity,
         uplink: Uplink,
-        start_errors: tuple[type[Exception], ...],
         ended_max: int,
         now_unix_s: Callable[[], float] = time.time,
     ) -> None:
@@ -78,8 +82,6 @@ class Attempts:
         self._journal = journal
         self._capacity = capacity
         self._uplink = uplink
-        self._start_errors = start_errors
-        """What the runner's start raises when nothing was started."""
         self._ended_max = ended_max
         self._now_unix_s = now_unix_s
         self._runner: AttemptRunner | None = None
@@ -132,7 +134,24 @@ class Attempts:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    async def end_all(self) -> None:
+        """End every attempt (the person at the node asked for it) and wait until they are over."""
+        await asyncio.gather(*self._starting.values(), return_exceptions=True)
+        keys = [attempt.accepted.key for attempt in self._fences.in_phase(Phase.ACCEPTED)]
+        over = [self._over.setdefault(key, asyncio.Event()) for key in keys]
+        await asyncio.gather(*[self._stop_quietly(key, EndReason.CANCELLED, END_ALL_GRACE_S) for key in keys])
+        try:
+            async with asyncio.timeout(END_ALL_GRACE_S + END_ALL_EXTRA_S):
+                await asyncio.gather(*[event.wait() for event in over])
+        except TimeoutError:
+            log.warning("%d attempts do not end", sum(not event.is_set() for event in over))
+
     # --- questions ---
+
+    @property
+    def running(self) -> int:
+        """How many attempts may run."""
+        return len(self._fences.in_phase(Phase.ACCEPTED))
 
     def statuses(self) -> list[AttemptStatus]:
         """Return what a snapshot tells: all that may run and all ends that are not acknowledged."""
@@ -228,7 +247,7 @@ class Attempts:
         assert self._runner is not None
         try:
             await self._runner.start(message)
-        except self._start_errors as error:
+        except JobError as error:
             log.warning("%s could not be started: %s", key, error)
             now = self._now_unix_s()
             self._end(Ended(key, EndReason.START_FAILED, detail=str(error), started_unix_s=now, ended_unix_s=now))
@@ -260,13 +279,20 @@ class Attempts:
         if attempt is None:
             self._uplink.tell(Reply(message.request_id, f"{key} is not on this node", "not_found"))
             return
-        if attempt.phase is Phase.ACCEPTED:
-            await self._runner.stop(*key.parts, message.reason, message.grace_s)
-        self._uplink.tell(Reply(message.request_id))
+        try:
+            if attempt.phase is Phase.ACCEPTED:
+                await self._runner.stop(*key.parts, message.reason, message.grace_s)
+        except JobError as error:
+            self._uplink.tell(Reply(message.request_id, str(error), "not_found"))
+        else:
+            self._uplink.tell(Reply(message.request_id))
 
     async def _stop_quietly(self, key: AttemptKey, reason: EndReason, grace_s: float) -> None:
         assert self._runner is not None
-        await self._runner.stop(*key.parts, reason, grace_s)
+        try:
+            await self._runner.stop(*key.parts, reason, grace_s)
+        except JobError as error:
+            log.warning("%s cannot be ended: %s", key, error)
 
     def _end(self, ended: Ended) -> None:
         key = ended.key

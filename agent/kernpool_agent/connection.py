@@ -47,7 +47,7 @@ class Host(Protocol):
         """Return the next sign of life."""
         ...
 
-    async def on_linked(self, welcome: Welcome) -> None:
+    def on_linked(self, welcome: Welcome) -> None:
         """A coordinator welcomed us: tell it what is here."""
         ...
 
@@ -191,7 +191,7 @@ class Connection:
         self._told = ""
         linked_at = time.monotonic()
         log.info("linked to coordinator %s of cluster %s", welcome.coordinator_id, welcome.cluster_id)
-        await self._host.on_linked(welcome)
+        self._host.on_linked(welcome)
         beating = asyncio.create_task(self._beat(link, pulse), name="heartbeats")
         try:
             end = await link.run(lambda message: self._take(message, pulse))
