@@ -45,9 +45,7 @@ def _port(text: str) -> int:
     return int(text)
 
 
-async def _carry(
-    websocket: web.WebSocketResponse, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-) -> None:
+async def _carry(websocket: web.WebSocketResponse, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     inward = asyncio.ensure_future(_inward(websocket, writer))
     outward = asyncio.ensure_future(_outward(websocket, reader))
     try:

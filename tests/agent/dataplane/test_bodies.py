@@ -4,6 +4,7 @@ import base64
 import json
 
 import pytest
+
 from kernpool_agent.dataplane.bodies import command_from_json, result_to_json
 from kernpool_agent.dataplane.problems import ProblemError
 from kernpool_mesh.messages import Command, CommandResult

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+
 from kernpool_agent.errors import TransitionError
 from kernpool_agent.jobs.adopt import Attach, Conclude, Found, Remove, decide
 from kernpool_agent.jobs.attempt import Attempt
