@@ -244,6 +244,24 @@ class Standin:
             link.send_nowait(m.AckAttempts([(status.job_id, status.index, status.fence)]))
 
 
+async def eventually(true: Callable[[], Any], what: str = "the condition") -> Any:
+    """Look every 10 ms until something is true; fails after the deadline."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + DEADLINE_S
+    while not (found := true()):
+        if loop.time() > end:
+            pytest.fail(f"{what} did not become true")
+        pause: asyncio.Future[None] = loop.create_future()
+        loop.call_later(0.01, pause.set_result, None)
+        await pause
+    return found
+
+
+@pytest.fixture(name="eventually")
+def _eventually() -> Callable[..., Any]:
+    return eventually
+
+
 def make_standin(directory: Path) -> Standin:
     directory.mkdir(parents=True, exist_ok=True)
     authority = Authority.open(directory / "ca", Sealer(b"s" * 32), CLUSTER, time.time())
