@@ -232,7 +232,7 @@ class Heartbeat(Message):
 @final
 @dataclass(slots=True)
 class Snapshot(Message):
-    """All that the node holds; sent after Welcome so that the coordinator can adopt it; several frames if need be."""
+    """All that the node holds; sent after Welcome (several frames, the last says so) for the coordinator to adopt."""
 
     TYPE: ClassVar[int] = 4
     attempts: list[AttemptStatus]
