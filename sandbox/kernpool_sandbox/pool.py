@@ -184,13 +184,6 @@ class ParkedPools:
         pool.last_error = ""
         pool.parked.append(slot)
 
-    def reparked(self, key: str, slot: str, now_s: float) -> None:
-        """A parked one was taken over from an earlier agent; it stays as long as it would after a use now."""
-        pool = self._pool(key)
-        pool.parked.append(slot)
-        pool.used_at_s = now_s
-        pool.peak, pool.peak_at_s = max(pool.peak, len(pool.parked)), now_s
-
     def park_failed(self, key: str, now_s: float, error: str) -> None:
         """One that `Park` asked for could not be made."""
         pool = self._pool(key)
@@ -304,8 +297,6 @@ class ParkedPools:
             self._enter(pool, phase)
 
     def _enter(self, pool: _Pool, phase: PoolPhase) -> None:
-        if pool.phase is PoolPhase.IDLE and phase not in TRANSITIONS[PoolPhase.IDLE]:
-            self._enter(pool, PoolPhase.FILLING)  # e.g. adopted slots: it was filled by an earlier agent
         pool.story.append(f"{pool.phase} -> {phase} (parked {len(pool.parked)}, parking {pool.parking})")
         if phase not in TRANSITIONS[pool.phase]:
             raise IllegalTransitionError(f"pool {pool.key}: " + "; ".join(pool.story))

@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import final
 
 from kernpool_mesh.reasons import EndReason
+from kernpool_sandbox import slots
 from kernpool_sandbox.journal import SlotRecord
 from kernpool_sandbox.kpinit.record import EndCause, EndRecord
 
@@ -59,14 +60,6 @@ class AdoptUnknown:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Repark:
-    """A living parked one of a template that is still made: put it back into its pool."""
-
-    record: SlotRecord
-
-
-@final
-@dataclass(frozen=True, slots=True)
 class End:
     """Kill what may live of the slot, give its parts back, and remember the end if it was handed out."""
 
@@ -86,7 +79,7 @@ class RemoveCgroup:
     name: str
 
 
-Decision = Adopt | AdoptUnknown | Repark | End | RemoveCgroup
+Decision = Adopt | AdoptUnknown | End | RemoveCgroup
 
 
 def reconcile(
@@ -95,34 +88,36 @@ def reconcile(
     cgroups: Iterable[str],
     *,
     same_boot: bool,
-    current_keys: frozenset[str],
 ) -> list[Decision]:
-    """Decide about every slot that the journal or the node knows, and every cgroup that is left.
-
-    `current_keys` are the templates that this runtime would make in the same way today.
-    """
+    """Decide about every slot that the journal or the node knows, and every cgroup that is left."""
     decisions: list[Decision] = []
     kept: set[str] = set()
     nothing = SlotFacts(Found.NOTHING)
     for slot in sorted(journal.keys() | facts.keys()):
-        decision = _decide(slot, journal.get(slot), facts.get(slot, nothing), same_boot, current_keys)
+        decision = _decide(slot, journal.get(slot), facts.get(slot, nothing), same_boot=same_boot)
         decisions.append(decision)
-        if isinstance(decision, Adopt | Repark | End) and decision.record is not None:
-            kept.add(decision.record.cgroup)  # an End gives its own cgroup back
+        kept.add(_cgroup(decision))
     decisions.extend(RemoveCgroup(name) for name in sorted(set(cgroups) - kept))
     return decisions
 
 
-def _decide(
-    slot: str, record: SlotRecord | None, facts: SlotFacts, same_boot: bool, current_keys: frozenset[str]
-) -> Decision:
-    if record is None:
-        return _decide_unknown(slot, facts)
-    if record.claim is None:
-        if facts.found is Found.PARKED and record.key in current_keys:
-            return Repark(record)
-        # CLAIMED here would be a claim that was not journaled first, which never happens; nobody knows its id.
-        return End(slot, record, None, "", kill=facts.found in (Found.PARKED, Found.CLAIMED, Found.SILENT))
+def _cgroup(decision: Decision) -> str:
+    """Return the cgroup that a decision deals with by itself: an End gives it back, the others go on using it."""
+    match decision:
+        case Adopt(record):
+            return record.cgroup
+        case AdoptUnknown(slot) | End(slot=slot):
+            return slots.parse(slot).cgroup
+        case RemoveCgroup(name):
+            return name
+
+
+def _decide(slot: str, record: SlotRecord | None, facts: SlotFacts, *, same_boot: bool) -> Decision:
+    if record is None or record.claim is None:
+        if facts.found is Found.CLAIMED:
+            return AdoptUnknown(slot)  # a journal that was cut or lost
+        # A parked one is cheaper made anew than checked for being what this agent would make today.
+        return End(slot, record, None, "", kill=facts.found in (Found.PARKED, Found.SILENT))
     match facts.found:
         case Found.CLAIMED:
             return Adopt(record)
@@ -137,12 +132,6 @@ def _decide(
             if not same_boot and facts.end is None:
                 reason, detail = EndReason.LOST, "the node was restarted"
             return End(slot, record, reason, detail, kill=False)
-
-
-def _decide_unknown(slot: str, facts: SlotFacts) -> Decision:
-    if facts.found is Found.CLAIMED:
-        return AdoptUnknown(slot)
-    return End(slot, None, None, "", kill=facts.found in (Found.PARKED, Found.SILENT))
 
 
 def end_reason(end: EndRecord | None, oom_kills: int) -> tuple[EndReason, str]:
