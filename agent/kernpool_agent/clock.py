@@ -8,11 +8,15 @@ from collections.abc import Callable
 from typing import final
 
 
+def _boottime() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)  # unlike CLOCK_MONOTONIC it goes on while the machine sleeps
+
+
 @final
 class CoordinatorClock:
     """Coordinator time in unix seconds. Without a first word from it the wall clock stands in."""
 
-    def __init__(self, monotonic: Callable[[], float] = time.monotonic, wall: Callable[[], float] = time.time) -> None:
+    def __init__(self, monotonic: Callable[[], float] = _boottime, wall: Callable[[], float] = time.time) -> None:
         self._monotonic = monotonic
         self._offset_s = wall() - monotonic()
         """Coordinator's unix time minus our monotonic time."""

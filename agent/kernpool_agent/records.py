@@ -101,7 +101,7 @@ def decode(data: bytes) -> Record | None:
     Raises JournalError when the bytes are no record.
     """
     try:
-        items = msgpack.unpackb(data, raw=False, max_buffer_size=len(data))
+        items = msgpack.unpackb(data, raw=False)
         return _from_list(items)
     except (ValueError, TypeError, IndexError, msgpack.UnpackException) as error:
         raise JournalError(f"a record of the journal cannot be read: {error}") from error

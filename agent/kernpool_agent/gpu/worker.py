@@ -1,7 +1,7 @@
 """The worker process: `python -m kernpool_agent.gpu.worker` answers one JSON line per request line until EOF.
 
 Requests: `{"id": 1, "call": "inventory" | "sample"}`. Answers carry the id and either `failed` (NVML as a whole
-does not work) or `driver` and `gpus`, each value as a Reading. It opens libnvidia-ml itself, so nothing of it is in the agent.
+does not work) or `driver` and `gpus`, each value as a Reading. Only this process ever opens libnvidia-ml.
 """
 
 import json
