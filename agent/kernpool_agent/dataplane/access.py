@@ -55,9 +55,7 @@ class DoorAuthorizer:
 
     __slots__ = ("_keys", "_node_id", "_now_unix_s")
 
-    def __init__(
-        self, node_id: str, keys: Callable[[], Mapping[int, bytes]], now_unix_s: Callable[[], float]
-    ) -> None:
+    def __init__(self, node_id: str, keys: Callable[[], Mapping[int, bytes]], now_unix_s: Callable[[], float]) -> None:
         """`keys` gives the node's current data keys; `now_unix_s` the coordinator's time."""
         self._node_id = node_id
         self._keys = keys
@@ -74,9 +72,7 @@ class DoorAuthorizer:
         if not header.startswith(_BEARER):
             raise unauthenticated("no data token: send `Authorization: Bearer kpd1...`")
         try:
-            claims = datatoken.verify(
-                header[len(_BEARER) :].strip(), self._keys(), self._node_id, self._now_unix_s()
-            )
+            claims = datatoken.verify(header[len(_BEARER) :].strip(), self._keys(), self._node_id, self._now_unix_s())
         except DataTokenError as error:
             raise unauthenticated(f"{error.code}: {error}") from None
         return Grant(claims.actor, claims.object, frozenset(claims.verbs))

@@ -3,32 +3,34 @@
 import asyncio
 import binascii
 import json
-from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
 
 from kernpool_agent.dataplane.answers import StreamedAnswer
 from kernpool_agent.dataplane.bodies import command_from_json, result_to_json
-from kernpool_agent.dataplane.foreground import foreground
-from kernpool_agent.dataplane.problems import ProblemError
+from kernpool_agent.dataplane.problems import ProblemError, too_large
+from kernpool_agent.dataplane.tasks import together
 from kernpool_mesh.messages import CommandResult
 
 if TYPE_CHECKING:
     from kernpool_agent.dataplane.plane import DataPlane
+    from kernpool_sandbox.pipes import Chunks
+    from kernpool_sandbox.runner import Process
 
 BODY_TIMEOUT_S: Final = 30.0
-_CONTENT_TYPE: Final = "application/x-ndjson"
+CONTENT_TYPE: Final = "application/x-ndjson"
 
 
 async def exec_stream(plane: "DataPlane", request: web.Request, sandbox_id: str) -> web.StreamResponse:
     """Run the command of the body; the client gone, it is killed."""
     command = command_from_json(await _body(request))
-    async with foreground(plane.runtime, sandbox_id, command, stdin=False) as process:
-        answer = StreamedAnswer(request, _CONTENT_TYPE)
-        async with asyncio.TaskGroup() as group:
-            group.create_task(_pump(answer, b"stdout", process.stdout))
-            group.create_task(_pump(answer, b"stderr", process.stderr))
+    async with plane.foreground.run(sandbox_id, command, stdin=bool(command.stdin)) as process:
+        answer = StreamedAnswer(request, CONTENT_TYPE)
+        pumps = [_pump(answer, b"stdout", process.stdout), _pump(answer, b"stderr", process.stderr)]
+        if command.stdin:
+            pumps.append(_feed(process, command.stdin))
+        await together(*pumps)
         result = await process.wait()
     return await answer.finish(exit_line(result))
 
@@ -39,15 +41,18 @@ async def _body(request: web.Request) -> bytes:
             return await request.read()
     except TimeoutError:
         raise ProblemError(408, "timeout", f"the body did not come within {BODY_TIMEOUT_S:.0f} s") from None
-    except web.HTTPRequestEntityTooLarge as error:
-        raise ProblemError(
-            413, "too_large", error.text or "too large", "send long stdin through the WebSocket form"
-        ) from None
+    except web.HTTPRequestEntityTooLarge:
+        raise too_large("the body is too large; send long stdin through the WebSocket form") from None
 
 
-async def _pump(answer: StreamedAnswer, name: bytes, chunks: AsyncIterator[bytes]) -> None:
-    async for chunk in chunks:
-        await answer.write(output_line(name, chunk))
+async def _pump(answer: StreamedAnswer, name: bytes, chunks: "Chunks") -> None:
+    while data := await chunks.read():
+        await answer.write(output_line(name, data))
+
+
+async def _feed(process: "Process", data: bytes) -> None:
+    await process.write_stdin(data)
+    process.close_stdin()
 
 
 def output_line(name: bytes, data: bytes) -> bytes:

@@ -1,7 +1,7 @@
 """Where one attempt stands: a small state machine fed by the supervisor's record. docs/job-logs.md draws it.
 
-    ACCEPTED --> SETTING_UP --> RUNNING --> ENDED        (a task without setup goes from ACCEPTED to RUNNING; any
-        `-------------`------------`----------^           state may end)
+ACCEPTED --> SETTING_UP --> RUNNING --> ENDED        (a task without setup goes from ACCEPTED to RUNNING; any
+    `-------------`------------`----------^           state may end)
 """
 
 from collections.abc import Mapping

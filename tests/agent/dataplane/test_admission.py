@@ -3,6 +3,7 @@
 import contextlib
 
 import pytest
+
 from kernpool_agent.dataplane.admission import Admission, AdmissionLimits
 from kernpool_agent.dataplane.problems import ProblemError
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+
 from kernpool_agent.jobs.log import JobLog
 from kernpool_agent.jobs.watch import DirectoryWatch
 

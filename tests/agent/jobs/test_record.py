@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+
 from kernpool_agent.errors import TransitionError
 from kernpool_agent.jobs.adopt import Attach, Conclude, Found, Remove, decide
 from kernpool_agent.jobs.attempt import Attempt
@@ -133,9 +134,7 @@ def test_each_end_has_its_reason(
         (
             Found(answers=False, record=RUNNING, oom_kills=1, accepted=False),
             Conclude(
-                End(
-                    EndReason.OOM, 0, "the kernel killed 1 process at the memory limit; its supervisor ended with it"
-                )
+                End(EndReason.OOM, 0, "the kernel killed 1 process at the memory limit; its supervisor ended with it")
             ),
         ),
         (
