@@ -16,7 +16,6 @@ from kernpool_mesh.messages import CommandResult
 if TYPE_CHECKING:
     from kernpool_agent.dataplane.plane import DataPlane
     from kernpool_sandbox.pipes import Chunks
-    from kernpool_sandbox.runner import Process
 
 BODY_TIMEOUT_S: Final = 30.0
 CONTENT_TYPE: Final = "application/x-ndjson"
@@ -25,12 +24,9 @@ CONTENT_TYPE: Final = "application/x-ndjson"
 async def exec_stream(plane: "DataPlane", request: web.Request, sandbox_id: str) -> web.StreamResponse:
     """Run the command of the body; the client gone, it is killed."""
     command = command_from_json(await _body(request))
-    async with plane.foreground.run(sandbox_id, command, stdin=bool(command.stdin)) as process:
+    async with plane.foreground.run(sandbox_id, command, stdin=False) as process:
         answer = StreamedAnswer(request, CONTENT_TYPE)
-        pumps = [_pump(answer, b"stdout", process.stdout), _pump(answer, b"stderr", process.stderr)]
-        if command.stdin:
-            pumps.append(_feed(process, command.stdin))
-        await together(*pumps)
+        await together(_pump(answer, b"stdout", process.stdout), _pump(answer, b"stderr", process.stderr))
         result = await process.wait()
     return await answer.finish(exit_line(result))
 
@@ -48,11 +44,6 @@ async def _body(request: web.Request) -> bytes:
 async def _pump(answer: StreamedAnswer, name: bytes, chunks: "Chunks") -> None:
     while data := await chunks.read():
         await answer.write(output_line(name, data))
-
-
-async def _feed(process: "Process", data: bytes) -> None:
-    await process.write_stdin(data)
-    process.close_stdin()
 
 
 def output_line(name: bytes, data: bytes) -> bytes:

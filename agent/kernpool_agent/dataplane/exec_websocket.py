@@ -35,8 +35,6 @@ async def exec_websocket(plane: "DataPlane", request: web.Request, sandbox_id: s
         command = command_from_json(text)
         async with plane.foreground.run(sandbox_id, command, stdin=True) as process:
             stdin = _Stdin(process)
-            if command.stdin:
-                await stdin.take(command.stdin)
             await until_first(_listen(websocket, process, stdin), _tell_output(websocket, process))
             result = await process.wait()
         await websocket.send_str(_exit_text(result))

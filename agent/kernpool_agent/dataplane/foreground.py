@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, final
 
 from kernpool_mesh.messages import Command
 from kernpool_sandbox.errors import SandboxError
+from kernpool_sandbox.kpinit.errors import KpInitError
 
 if TYPE_CHECKING:
     from kernpool_sandbox.runner import Process
@@ -53,7 +54,7 @@ class Foreground:
             raise
 
     async def _kill_started(self, starting: "asyncio.Task[Process]") -> None:
-        with contextlib.suppress(SandboxError, OSError):  # it did not start: nothing to kill
+        with contextlib.suppress(SandboxError, KpInitError, OSError):  # it did not start: nothing to kill
             await self._kill(await starting)
 
     async def _kill(self, process: "Process") -> None:
@@ -64,7 +65,7 @@ class Foreground:
                 await process.wait()
         except TimeoutError:
             _log.warning("a command whose client is gone does not die within %s s", _REAP_TIMEOUT_S)
-        except (SandboxError, OSError) as error:
+        except (SandboxError, KpInitError, OSError) as error:
             _log.info("a command whose client is gone ended with its sandbox: %s", error)
 
     def _keep(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":

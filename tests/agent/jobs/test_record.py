@@ -87,7 +87,7 @@ def exited(code: int) -> int:
             "run was killed by SIGTERM",
         ),
         (
-            replace(ENDED, cause=JobCause.START_FAILED, status=exited(127), detail="chdir /home/x: No such file"),
+            replace(ENDED, cause=JobCause.START_FAILED, detail="chdir /home/x: No such file"),
             0,
             EndReason.START_FAILED,
             127,
@@ -97,7 +97,7 @@ def exited(code: int) -> int:
             replace(ENDED, cause=JobCause.START_FAILED, detail="log: No space left on device"),
             0,
             EndReason.DISK_FULL,
-            0,
+            127,
             "run could not be started; log: No space left on device",
         ),
     ],
