@@ -1,4 +1,4 @@
-"""Job attempts on this node: takes StartAttempt and StopAttempt, keeps each to its fence, and tells every end until heard.
+"""Job attempts on this node: starts and stops them, keeps each to its fence, and tells every end until it is heard.
 
 The order for a start is fixed: reserve the fence, count the resources, journal with fsync, answer, start. Whatever
 crashes in between, an attempt is started at most once, and one that may have been started is never started again.

@@ -1,4 +1,4 @@
-"""The keys under which the coordinator signs data-plane tokens for this node: the newest, and the one before for a while."""
+"""The keys of data-plane tokens for this node: the newest that the coordinator told, and the one before for a while."""
 
 import time
 from collections.abc import Callable, Mapping

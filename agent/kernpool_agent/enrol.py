@@ -1,6 +1,6 @@
 """How a node becomes one of the cluster's: a join token from a file, a key made here, a certificate from there.
 
-    token file -> pin checked against the coordinator's chain -> key and CSR (key worker) -> POST enrol -> identity saved
+    token file -> pin checked against the coordinator's chain -> key and CSR (key worker) -> POST -> identity saved
 
 Only what the token pins is trusted: the first handshake fetches the authority's certificate and says nothing.
 """
@@ -30,8 +30,7 @@ def read_token(path: Path | None) -> JoinToken:
     """Return the join token in the file. Raises EnrolRefusedError."""
     if path is None:
         raise EnrolRefusedError(
-            "this node has no identity yet: make a join token on the coordinator and name its file "
-            "(--join-token-file)"
+            "this node has no identity yet: make a join token on the coordinator and name its file (--join-token-file)"
         )
     try:
         with path.open(encoding="ascii", errors="replace") as file:
@@ -70,7 +69,9 @@ async def enrol(keys: NodeKeys, token: JoinToken, url: str, hostname: str, *, ti
     except IdentityError as error:
         raise EnrolRefusedError(f"enrolment at {url} failed: {error}") from error
     except (KeyError, AttributeError) as error:
-        raise EnrolRefusedError(f"{url} answered the enrolment without {error}: it is no coordinator of ours") from error
+        raise EnrolRefusedError(
+            f"{url} answered the enrolment without {error}: no coordinator of ours"
+        ) from error
     log.info("enrolled as %s in cluster %s", identity.node_id, identity.cluster_id)
     return identity
 

@@ -12,7 +12,7 @@ _ESCAPES = {code: f"\\x{code:02x}" for code in (*range(32), 127, *range(0x80, 0x
 class OneLine(logging.Formatter):
     """Time (UTC), level, logger, sentence; a traceback is folded into the same line."""
 
-    converter = time.gmtime
+    converter = staticmethod(time.gmtime)
     default_time_format = "%Y-%m-%dT%H:%M:%S"
     default_msec_format = "%s.%03dZ"
 

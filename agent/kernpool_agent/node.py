@@ -5,7 +5,6 @@
 Leaving it detaches: all work goes on under kp-init, and the next agent adopts it again.
 """
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -24,7 +23,6 @@ from kernpool_agent.errors import JournalError
 from kernpool_agent.fences import Fences, Phase
 from kernpool_agent.gpu.client import GpuClient
 from kernpool_agent.inventory import InventoryTaker, total
-from kernpool_agent.jobs.errors import JobStartError
 from kernpool_agent.jobs.runtime import JobConfig, JobRuntime
 from kernpool_agent.journal import Journal
 from kernpool_agent.metrics import Metrics

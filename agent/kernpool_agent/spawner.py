@@ -1,16 +1,14 @@
 """Who owns the node's work: the spawner, found where kp-work.service runs it, else started beside an embedded agent.
 
 Under systemd `kp-agent work` becomes the spawner in the foreground of kp-work.service, in a leaf cgroup of its own, so
-that restarting kp-agent.service (or its death) touches no work. Embedded, the runtime starts it in a session of its own.
+that restarting kp-agent.service (or its death) touches no work. Embedded, it is started in a session of its own.
 """
 
 import logging
-import os
 from pathlib import Path
 
 from kernpool_agent.ceiling import Ceiling, User
 from kernpool_agent.config import Config
-from kernpool_agent.errors import SpawnerError
 from kernpool_mesh.messages import Limits
 from kernpool_sandbox.config import RuntimeConfig
 

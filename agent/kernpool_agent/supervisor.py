@@ -169,7 +169,7 @@ class Membership:
         raise AssertionError("itertools.count never ends")
 
     def _app(self) -> Any:
-        authorizer = DoorAuthorizer(self._node_id, self._data_keys.current, self._coordinator_time)
+        authorizer = DoorAuthorizer(self._node_id, self._data_keys.current, self._node.clock.now_unix_s)
         return make_app(
             self._node.runtime,
             self._node.jobs,
@@ -177,9 +177,6 @@ class Membership:
             metrics_text=self._node.metrics.text,
             node_id=self._node_id,
         )
-
-    def _coordinator_time(self) -> float | None:
-        return self._node.clock.now_unix_s() if self._node.clock.learned else None
 
     async def _listen(self, server: DataServer) -> Listener | None:
         if not self._config.data_listen:
@@ -197,7 +194,7 @@ class Membership:
         try:
             reload_certificate(context, self._keys.identity_file)
         except (IdentityError, OSError) as error:
-            log.error("the data plane's listener keeps its old certificate: %s", error)
+            log.warning("the data plane's listener keeps its old certificate: %s", error)
 
     # --- looking at the node ---
 
@@ -269,9 +266,12 @@ class Membership:
             m.RemoveSandboxes: sandboxes.remove,
             m.ExtendSandbox: sandboxes.extend,
             m.SetPools: sandboxes.set_pools,
-            m.CertificateIssued: lambda issued: self._renewal.on_issued(issued),
+            m.CertificateIssued: self._on_issued,
             m.DataKey: lambda key: self._data_keys.learn(key.key_id, key.key),
         }
+
+    def _on_issued(self, issued: m.CertificateIssued) -> None:
+        self._renewal.on_issued(issued)
 
     def _disk_left_mib(self) -> int:
         return max(0, machine.disk_free_mib(self._config.work_dir) - self._config.reserved_disk_mib)

@@ -38,7 +38,7 @@ class Notifier:
         self._send("STOPPING=1")
 
     async def ping_watchdog(self) -> None:
-        """Ping for ever from this event loop, so that a loop that hangs is noticed; returns when there is no watchdog."""
+        """Ping for ever from this event loop, so that one that hangs is noticed; returns when there is no watchdog."""
         while self.watchdog_s:
             self._send("WATCHDOG=1")
             await asyncio.sleep(self.watchdog_s / 3)

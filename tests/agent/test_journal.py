@@ -1,6 +1,7 @@
 """The journal: on disk when append returns, whole after any crash, and honest about a full disk."""
 
 import asyncio
+import contextlib
 import os
 import subprocess
 import sys
@@ -147,7 +148,7 @@ def fill(filler: Path) -> None:
     """Take every byte that is left."""
     fd = os.open(filler, os.O_WRONLY | os.O_CREAT)
     try:
-        with pytest.raises(OSError, match="No space"):
+        with contextlib.suppress(OSError):
             while True:
                 os.write(fd, b"x" * 1024)
     finally:
@@ -201,8 +202,7 @@ asyncio.run(main())
 def test_what_was_promised_before_a_kill_is_there(tmp_path: Path) -> None:
     """SIGKILL at any moment: each number that was printed had been appended before."""
     path = tmp_path / "journal"
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    with subprocess.Popen([sys.executable, "-c", KILLED, str(path)], stdout=subprocess.PIPE, env=env) as process:
+    with subprocess.Popen([sys.executable, "-c", KILLED, str(path)], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         for _ in range(50):
             process.stdout.readline()

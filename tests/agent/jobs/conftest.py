@@ -139,9 +139,7 @@ def open_jobs(spawner_dir: tuple[Path, CgroupTree], tmp_path: Path) -> OpenJobs:
         spawner = await SpawnerClient.connect(state_dir / "spawner.sock")
         jobs = Jobs(None, spawner, cgroups, state_dir, tmp_path)  # type: ignore[arg-type]
         config = JobConfig(state_dir=state_dir, user=user or own_user(tmp_path), segment_bytes=1 << 20)
-        jobs.runtime = await JobRuntime.open(
-            config, spawner, cgroups, on_update=jobs.on_update, accepted=accepted
-        )
+        jobs.runtime = await JobRuntime.open(config, spawner, cgroups, on_update=jobs.on_update, accepted=accepted)
         try:
             yield jobs
         finally:
