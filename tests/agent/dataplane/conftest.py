@@ -1,4 +1,4 @@
-"""A real node and its two doors: direct (TLS with data tokens) and tunnelled (streams of a real link over mutual TLS)."""
+"""A real node and its two doors: direct (TLS with data tokens) and tunnelled (streams of a real link, mutual TLS)."""
 
 import asyncio
 import os
@@ -29,8 +29,7 @@ from kernpool_agent.dataplane.streams import StreamDoor
 from kernpool_agent.jobs.runtime import JobConfig, JobRuntime
 from kernpool_mesh import datatoken
 from kernpool_mesh.connector import LinkConnector
-from kernpool_mesh.link import Link
-from kernpool_mesh.linktypes import Side
+from kernpool_mesh.link import Link, Side
 from kernpool_mesh.messages import AttemptStatus, Limits, StartAttempt, Template
 from kernpool_mesh.websocket import connect_websocket, server_websocket
 from kernpool_sandbox.config import RuntimeConfig

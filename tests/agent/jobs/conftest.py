@@ -31,6 +31,13 @@ def own_user(home: Path) -> User:
     return User(entry.pw_name, entry.pw_uid, entry.pw_gid, tuple(os.getgroups()), str(home))
 
 
+async def eventually(condition: Callable[[], bool]) -> None:
+    """Wait for what gives no event."""
+    async with asyncio.timeout(DEADLINE_S):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(POLL_S)
+
+
 @dataclass
 class Jobs:
     """A JobRuntime and what it has told."""
@@ -46,8 +53,8 @@ class Jobs:
 
     @staticmethod
     def spec(job_id: str, run: str, **options: Any) -> StartAttempt:
-        options = {"setup": "", "env": {}, "limits": Limits(), "index": 0, "fence": 1, "grace_s": 5.0} | options
-        return StartAttempt(request_id=0, job_id=job_id, name="test", run=run, **options)
+        defaults: dict[str, Any] = {"setup": "", "env": {}, "limits": Limits(), "index": 0, "fence": 1, "grace_s": 5.0}
+        return StartAttempt(request_id=0, job_id=job_id, name="test", run=run, **(defaults | options))
 
     def on_update(self, status: AttemptStatus) -> None:
         self.told.append(status)
@@ -55,7 +62,7 @@ class Jobs:
 
     async def start(self, run: str, **options: Any) -> str:
         self.count += 1
-        job_id = options.pop("job_id", f"j-{self.count}")
+        job_id = str(options.pop("job_id", f"j-{self.count}"))
         await self.runtime.start(self.spec(job_id, run, **options))
         return job_id
 
@@ -83,7 +90,8 @@ class Jobs:
 
     def log(self, job_id: str, index: int = 0) -> bytes:
         with self.runtime.log(job_id, index) as log:
-            parts, offset = [], 0
+            parts: list[bytes] = []
+            offset = 0
             while True:
                 data, offset = log.read(offset)
                 if not data:
@@ -92,9 +100,7 @@ class Jobs:
 
     async def nothing_left(self) -> None:
         """Wait until no directory and no cgroup of a job is there."""
-        async with asyncio.timeout(DEADLINE_S):
-            while self.directories() or self.cgroups.existing():
-                await asyncio.sleep(POLL_S)
+        await eventually(lambda: not self.directories() and not self.cgroups.existing())
 
     def directories(self) -> list[str]:
         return sorted(entry.name for entry in (self.state_dir / "j").iterdir())
@@ -117,15 +123,10 @@ async def spawner_dir(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator
     client = await SpawnerClient.connect(state_dir / "spawner.sock")
     for child in await client.list():
         await client.kill(child.id)
-    async with asyncio.timeout(DEADLINE_S):
-        while await client.list():
-            await asyncio.sleep(POLL_S)
     await client.stop()
     client.close()
-    async with asyncio.timeout(DEADLINE_S):
-        for name in cgroups.existing():
-            while not (cgroups.kill(name) and cgroups.remove(name)):
-                await asyncio.sleep(POLL_S)
+    for name in cgroups.existing():
+        await eventually(lambda name=name: cgroups.kill(name) and cgroups.remove(name))  # type: ignore[misc]
     cgroups.remove_base()
 
 

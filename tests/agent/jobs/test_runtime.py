@@ -200,10 +200,9 @@ async def test_secrets_and_texts_are_in_no_argument_list_and_no_file(jobs: "Jobs
     run = "echo up; sleep 1000 # marker-in-run"
     job_id = await jobs.start(run, secret_env={"TOKEN": "marker-secret"})
     await jobs.printed(job_id, b"up\n")
-    pids = {int(name) for name in os.listdir("/proc") if name.isdigit()}
-    for pid in pids:
+    for process in Path("/proc").glob("[0-9]*"):
         try:
-            cmdline = Path(f"/proc/{pid}/cmdline").read_bytes()
+            cmdline = (process / "cmdline").read_bytes()
         except OSError:
             continue
         assert b"marker-secret" not in cmdline
