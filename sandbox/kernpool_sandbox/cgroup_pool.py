@@ -1,8 +1,10 @@
 """Keeps cgroups to be used again: a new one costs 0.2 ms on v1 and leaves a dying memory cgroup behind.
 
-Synchronous; each call does a few file operations of some microseconds. Jobs take theirs from here too.
+Synchronous; each call does a few file operations of some microseconds. The tree is shared with jobs, whose cgroups have
+other names than `c` and a number.
 """
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import final
@@ -11,6 +13,7 @@ from kernpool_mesh.messages import Limits
 from kernpool_sandbox.cgroups import CgroupTree, Usage
 
 SPARES_MAX = 512
+_NAME = re.compile(r"c\d+")
 
 
 @final
@@ -41,7 +44,7 @@ class CgroupPool:
         self._spare: dict[_Key, list[str]] = {}
         """Empty cgroups by the limits that are set in them."""
         self._spoiled: set[str] = set()
-        """Taken cgroups whose limits were changed by a kill."""
+        """Taken cgroups whose limits are not what `_in_use` says: adopted ones, and those changed by a kill."""
         self._next = 0
         """Number of the next new name."""
         self._spares_max = spares_max
@@ -55,10 +58,11 @@ class CgroupPool:
         self._in_use[name] = key
         return CgroupLease(name, self.tree.paths(name), self.tree.oom_kills(name))
 
-    def adopt(self, name: str, limits: Limits) -> None:
-        """Take over a cgroup that an earlier agent took for something that still lives."""
+    def adopt(self, name: str) -> None:
+        """Take over a cgroup that an earlier agent took; when it is given back it is removed."""
         if name:
-            self._in_use[name] = _key(limits)
+            self._in_use[name] = (0, 0, 0)
+            self._spoiled.add(name)
             self._skip_past(name)
 
     def give_back(self, name: str) -> bool:
@@ -102,7 +106,7 @@ class CgroupPool:
     def strangers(self, used: Iterable[str]) -> list[str]:
         """Return cgroups of this tree that exist but are neither spare nor in `used`: what an earlier agent left."""
         known = {*used, *self._in_use, *(name for names in self._spare.values() for name in names)}
-        return sorted(self.tree.existing() - known)
+        return sorted(name for name in self.tree.existing() - known if _NAME.fullmatch(name))
 
     def remove_stranger(self, name: str) -> bool:
         """Kill what is left in a stranger and remove it; False: call again soon."""
@@ -115,12 +119,6 @@ class CgroupPool:
             for name in names:
                 self.tree.remove(name)
         self._spare.clear()
-
-    def close(self) -> None:
-        """Remove the spare cgroups, and the whole tree if nothing lives in it."""
-        self.remove_spares()
-        if not self._in_use:
-            self.tree.remove_base()
 
     @property
     def spares(self) -> int:
@@ -152,9 +150,8 @@ class CgroupPool:
         return name
 
     def _skip_past(self, name: str) -> None:
-        number = name[1:]
-        if number.isdigit():
-            self._next = max(self._next, int(number) + 1)
+        if _NAME.fullmatch(name):
+            self._next = max(self._next, int(name[1:]) + 1)
 
 
 def _key(limits: Limits) -> _Key:

@@ -43,8 +43,6 @@ class RuntimeConfig:
     removal_concurrency: int = 32
     create_timeout_s: float = 30.0
     remove_timeout_s: float = 30.0
-    drain_s: float = 0.1
-    """How long output is still read after a command's leader ended, while others hold its pipes."""
 
     def with_defaults(self, limits: Limits) -> Limits:
         """Return limits with this node's defaults for what was left at 0."""

@@ -28,12 +28,6 @@ class SandboxEndedError(SandboxError):
         self.detail = detail
 
 
-class SandboxExistsError(SandboxError):
-    """The id is taken by a sandbox made from another template."""
-
-    code = "conflict"
-
-
 class TemplateError(SandboxError):
     """The template asks for what this node, or any node, cannot give."""
 

@@ -22,6 +22,8 @@ FULL_SCAN_AFTER_S = 24 * 3600.0
 """A change of a file's mode alone leaves its directory's mtime; so now and then everything is looked at."""
 PACKAGE_DATABASES = ("var/lib/dpkg/status", "var/lib/rpm/rpmdb.sqlite", "var/lib/rpm/Packages", "lib/apk/db/installed")
 """A change of one of these means that packages came or went: everything is looked at anew."""
+HOST_TREES = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+"""All that a host image may ever show of the host."""
 _TOP = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 
 

@@ -57,9 +57,8 @@ class Images:
     async def host(self) -> HostImage:
         """Return the host image; one that was not compared with the host lately is compared in the background."""
         if self._host is None:
-            await self._once("host", self._prepare_host)
-            assert self._host is not None
-            return self._host
+            made: HostImage = await self._once("host", self._prepare_host)
+            return made
         if time.monotonic() - self._host_checked_s > HOST_CHECK_AFTER_S:
             self._host_checked_s = time.monotonic()
             self._start("host", self._prepare_host)

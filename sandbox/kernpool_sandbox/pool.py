@@ -165,6 +165,10 @@ class ParkedPools:
         pool.hits += 1
         return pool.parked.pop()
 
+    def returned(self, key: str, slot: str) -> None:
+        """A slot could not be handed out, for a reason that is not its own: it is parked. The claim still counts."""
+        self._pool(key).parked.append(slot)
+
     def adopted(self, key: str) -> None:
         """A living sandbox of this template was taken over from an earlier agent."""
         self._pool(key).live += 1

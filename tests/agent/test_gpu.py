@@ -1,10 +1,8 @@
 """GPUs through the real pynvml and a worker process, against a small libnvidia-ml.so.1 of our own."""
 
 import asyncio
-import os
 import shutil
 import subprocess
-import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 

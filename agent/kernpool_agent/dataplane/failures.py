@@ -1,12 +1,15 @@
 """Errors of the rooms below, translated into Problems at the border."""
 
 import errno
+import logging
 from collections.abc import Mapping
 from typing import Final
 
 from kernpool_agent.dataplane.problems import ProblemError
 from kernpool_agent.jobs.errors import JobNotFoundError
 from kernpool_sandbox.errors import FileError, SandboxError
+
+_log = logging.getLogger(__name__)
 
 _STATUS_OF_CODE: Final[Mapping[str, int]] = {
     "not_found": 404,
@@ -42,8 +45,16 @@ _OF_ERRNO: Final[Mapping[int, tuple[int, str]]] = {
 }
 
 
-def problem_of(error: Exception) -> ProblemError | None:
-    """Give the Problem of an error that a request can cause; None for one that is a fault of ours."""
+def problem_or_log(error: Exception, what: str) -> ProblemError:
+    """Give the Problem of an error; one that is a fault of ours is logged, and the client told no more than that."""
+    problem = _problem_of(error)
+    if problem is None:
+        _log.error("%s", what, exc_info=error)
+        return ProblemError(500, "internal", "the node could not do this; its agent's log says why")
+    return problem
+
+
+def _problem_of(error: Exception) -> ProblemError | None:
     match error:
         case ProblemError():
             return error

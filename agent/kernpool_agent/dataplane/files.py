@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from aiohttp import web
 
-from kernpool_agent.dataplane.answers import StreamedAnswer, query_int, stream_all
+from kernpool_agent.dataplane.answers import StreamedAnswer, query_flag, query_int, stream_all
 from kernpool_agent.dataplane.problems import ProblemError, invalid
 
 if TYPE_CHECKING:
     from kernpool_agent.dataplane.plane import DataPlane
+    from kernpool_sandbox.files import SandboxFiles
+    from kernpool_sandbox.kpinit.plan import FileEntry
 
 PATH_BYTES_MAX: Final = 4095
 BODY_STALL_S: Final = 60.0
@@ -29,8 +31,8 @@ async def read_file(plane: "DataPlane", request: web.Request, sandbox_id: str) -
     """GET .../files?path=P[&offset=N][&limit=N]: the file's bytes."""
     path = query_path(request, "path")
     offset = query_int(request, "offset", 0, maximum=_SIZE_MAX)
-    limit = query_int(request, "limit", 0, maximum=_SIZE_MAX) if "limit" in request.query else None
-    parts = plane.runtime.files(sandbox_id).read(path, offset, limit)
+    limit = query_int(request, "limit", 0, maximum=_SIZE_MAX) if "limit" in request.query else -1
+    parts = _files(plane, request, sandbox_id).read(path, offset, limit)
     return await stream_all(StreamedAnswer(request, "application/octet-stream"), parts)
 
 
@@ -38,42 +40,57 @@ async def write_file(plane: "DataPlane", request: web.Request, sandbox_id: str) 
     """PUT .../files?path=P[&mode=OCTAL][&user=NAME]: the body becomes the file."""
     path = query_path(request, "path")
     mode = _query_mode(request)
-    user = request.query.get("user", "")
-    await plane.runtime.files(sandbox_id).write(path, _body(request), mode, user)
+    await _files(plane, request, sandbox_id).write(path, _body(request), mode)
     return web.Response(status=204)
 
 
 async def remove_file(plane: "DataPlane", request: web.Request, sandbox_id: str) -> web.StreamResponse:
-    """DELETE .../files?path=P: the file, or the directory with all in it."""
-    await plane.runtime.files(sandbox_id).remove(query_path(request, "path"))
+    """DELETE .../files?path=P[&recursive=1]: a file, an empty directory, or (recursive) a directory with all in it."""
+    recursive = query_flag(request, "recursive")
+    await _files(plane, request, sandbox_id).remove(query_path(request, "path"), recursive=recursive)
     return web.Response(status=204)
 
 
 async def make_directory(plane: "DataPlane", request: web.Request, sandbox_id: str) -> web.StreamResponse:
     """POST .../files/mkdir?path=P: the directory and its missing parents."""
-    await plane.runtime.files(sandbox_id).mkdir(query_path(request, "path"))
+    await _files(plane, request, sandbox_id).mkdir(query_path(request, "path"))
     return web.Response(status=204)
 
 
 async def move_file(plane: "DataPlane", request: web.Request, sandbox_id: str) -> web.StreamResponse:
     """POST .../files/move?path=P&to=Q: rename, replacing a file at Q."""
-    await plane.runtime.files(sandbox_id).move(query_path(request, "path"), query_path(request, "to"))
+    await _files(plane, request, sandbox_id).move(query_path(request, "path"), query_path(request, "to"))
     return web.Response(status=204)
 
 
 async def list_directory(plane: "DataPlane", request: web.Request, sandbox_id: str) -> web.StreamResponse:
     """GET .../files/list?path=P: {"entries": [...]}."""
-    entries = await plane.runtime.files(sandbox_id).list(query_path(request, "path"))
+    entries = await _files(plane, request, sandbox_id).list(query_path(request, "path"))
     return web.json_response({"entries": [_entry(entry) for entry in entries]})
 
 
 async def stat_file(plane: "DataPlane", request: web.Request, sandbox_id: str) -> web.StreamResponse:
     """GET .../files/stat?path=P: one entry."""
-    return web.json_response(_entry(await plane.runtime.files(sandbox_id).stat(query_path(request, "path"))))
+    return web.json_response(_entry(await _files(plane, request, sandbox_id).stat(query_path(request, "path"))))
 
 
-def _entry(entry: Any) -> dict[str, Any]:
-    raise NotImplementedError(entry)
+def _files(plane: "DataPlane", request: web.Request, sandbox_id: str) -> "SandboxFiles":
+    files = plane.runtime.files(sandbox_id)
+    user = request.query.get("user", "")
+    return files.as_user(user) if user else files
+
+
+def _entry(entry: "FileEntry") -> dict[str, Any]:
+    return {
+        "name": entry.name,
+        "type": entry.type.value,
+        "mode": entry.mode,
+        "uid": entry.uid,
+        "gid": entry.gid,
+        "size": entry.size,
+        "mtime_ns": entry.mtime_ns,
+        "link": entry.link,
+    }
 
 
 def query_path(request: web.Request, name: str) -> str:

@@ -1,4 +1,4 @@
-"""The direct door: the agent's own TLS listener, with the node's certificate; tokens, not certificates, say who asks."""
+"""The direct door: the agent's own TLS listener, under the node's certificate; who asks is said by tokens."""
 
 import asyncio
 import contextlib
@@ -10,6 +10,7 @@ from typing import Final, Self, final
 
 from kernpool_agent.dataplane.server import DataServer
 from kernpool_agent.errors import AgentError
+from kernpool_tls.contexts import reload_certificate
 
 _BACKLOG: Final = 1024
 _HANDSHAKE_S: Final = 10.0
@@ -67,9 +68,9 @@ class Listener:
         """The port of all addresses."""
         return self.addresses[0][1]
 
-    def reload(self, certificate: Path, key: Path) -> None:
-        """Present this certificate to new connections; raises ssl.SSLError or OSError and keeps the old one."""
-        self._context.load_cert_chain(certificate, key)
+    def reload(self, identity_file: Path) -> None:
+        """Show the renewed certificate to new connections; raises IdentityFileError, and the old one stays."""
+        reload_certificate(self._context, identity_file)
 
     async def close(self) -> None:
         """Take no new connections; those that stand belong to the DataServer."""

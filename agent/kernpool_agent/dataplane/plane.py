@@ -1,7 +1,6 @@
 """The data plane's application: one table of routes with the verb each needs, and the one guard before each handler."""
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, final
@@ -13,14 +12,13 @@ from kernpool_agent.dataplane.access import Authorizer, Verb, check
 from kernpool_agent.dataplane.admission import Admission, AdmissionLimits
 from kernpool_agent.dataplane.answers import STARTED, cut
 from kernpool_agent.dataplane.bodies import BODY_BYTES_MAX
-from kernpool_agent.dataplane.failures import problem_of
-from kernpool_agent.dataplane.problems import ProblemError, not_found
+from kernpool_agent.dataplane.failures import problem_or_log
+from kernpool_agent.dataplane.foreground import Foreground
+from kernpool_agent.dataplane.problems import not_found
 
 if TYPE_CHECKING:
     from kernpool_agent.jobs.runtime import JobRuntime
     from kernpool_sandbox.runtime import SandboxRuntime
-
-_log = logging.getLogger(__name__)
 
 Handler = Callable[["DataPlane", web.Request, str], Awaitable[web.StreamResponse]]
 
@@ -34,8 +32,7 @@ class DataPlane:
     jobs: "JobRuntime"
     authorizer: Authorizer
     admission: Admission
-    metrics: Callable[[], bytes] | None
-    """The Prometheus text of this node; None: there is no /metrics."""
+    foreground: Foreground
 
 
 @final
@@ -76,14 +73,19 @@ def make_app(
     metrics_text: Callable[[], bytes] | None = None,
     node_id: str = "",
 ) -> web.Application:
-    """Build the application that both doors serve."""
-    plane = DataPlane(runtime, jobs, authorizer, Admission(limits or AdmissionLimits()), metrics_text)
+    """Build the application that both doors serve; without `metrics_text` there is no /metrics."""
+    plane = DataPlane(runtime, jobs, authorizer, Admission(limits or AdmissionLimits()), Foreground(runtime))
     app = web.Application(client_max_size=BODY_BYTES_MAX)
     for route in ROUTES:
         app.router.add_route(route.method, route.path, _guarded(plane, route))
     if metrics_text is not None:
         app.router.add_route("GET", "/metrics", metrics.handler(metrics_text, authorizer, node_id))
     app.router.add_route("*", "/{rest:.*}", _no_such_address)
+
+    async def wait_for_kills(_app: web.Application) -> None:
+        await plane.foreground.close()
+
+    app.on_cleanup.append(wait_for_kills)
     return app
 
 
@@ -105,10 +107,7 @@ def _guarded(plane: DataPlane, route: Route) -> Callable[[web.Request], Awaitabl
 
 def _failed(request: web.Request, error: Exception) -> web.Response:
     """Answer an error, or cut the answer that has begun."""
-    problem = problem_of(error)
-    if problem is None:
-        _log.error("%s %s failed", request.method, request.path, exc_info=error)
-        problem = ProblemError(500, "internal", "the node could not do this; its agent's log says why")
+    problem = problem_or_log(error, f"{request.method} {request.path} failed")
     if STARTED in request:
         cut(request)
     return problem.response()

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Final
 from aiohttp import WSCloseCode, WSMsgType, web
 
 from kernpool_agent.dataplane.problems import ProblemError, invalid
-from kernpool_agent.dataplane.sockets import FRAME_BYTES_MAX, accept
+from kernpool_agent.dataplane.sockets import accept
+from kernpool_agent.dataplane.tasks import together
 
 if TYPE_CHECKING:
     from kernpool_agent.dataplane.plane import DataPlane
@@ -46,17 +47,12 @@ def _port(text: str) -> int:
 
 
 async def _carry(websocket: web.WebSocketResponse, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    inward = asyncio.ensure_future(_inward(websocket, writer))
-    outward = asyncio.ensure_future(_outward(websocket, reader))
     try:
-        # The client gone ends all; the server inside done lets the client finish what it sends.
-        await asyncio.wait((inward, outward), return_when=asyncio.FIRST_EXCEPTION)
-        broken = any(task.done() and task.exception() for task in (inward, outward))
-        await websocket.close(code=WSCloseCode.INTERNAL_ERROR if broken else WSCloseCode.OK)
-    finally:
-        for task in (inward, outward):
-            task.cancel()
-        await asyncio.gather(inward, outward, return_exceptions=True)
+        await together(_inward(websocket, writer), _outward(websocket, reader))
+    except OSError:
+        await websocket.close(code=WSCloseCode.INTERNAL_ERROR)
+    else:
+        await websocket.close()
 
 
 async def _inward(websocket: web.WebSocketResponse, writer: asyncio.StreamWriter) -> None:
@@ -77,6 +73,3 @@ async def _outward(websocket: web.WebSocketResponse, reader: asyncio.StreamReade
     while data := await reader.read(_READ_BYTES):
         await websocket.send_bytes(data)
     await websocket.send_bytes(b"")
-
-
-assert _READ_BYTES <= FRAME_BYTES_MAX

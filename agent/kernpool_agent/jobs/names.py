@@ -1,11 +1,14 @@
-"""The one name of an attempt on its node: supervisor, directory, socket and cgroup are all called by it."""
+"""The one name of an attempt on its node: supervisor, directory, socket and cgroup are all called by it.
+
+It begins with `j-`, as job ids do: so the node's cgroups of jobs are told from those of sandboxes.
+"""
 
 import re
 from typing import Final
 
 from kernpool_agent.records import AttemptKey
 
-_NAME: Final = re.compile(r"(?P<job>[A-Za-z0-9][A-Za-z0-9_-]{0,40})\.(?P<index>\d{1,6})\.(?P<fence>\d{1,12})\Z")
+_NAME: Final = re.compile(r"(?P<job>j-[A-Za-z0-9_-]{1,40})\.(?P<index>\d{1,6})\.(?P<fence>\d{1,12})\Z")
 
 
 def name_of(key: AttemptKey) -> str:

@@ -12,7 +12,7 @@ from kernpool_mesh.reasons import EndReason
 from kernpool_sandbox.kpinit.plan import JobCause
 from kernpool_sandbox.kpinit.record import JobRecord, JobState
 
-_SIGNAL_BASE: Final = 128
+_NOT_STARTED_CODE: Final = 127
 
 
 @final
@@ -86,7 +86,7 @@ def _exited(record: JobRecord, oom_kills: int) -> End:
 def _start_failed(record: JobRecord) -> End:
     text = _sentence(f"{record.step_name or RUN} could not be started", record.detail)
     reason = EndReason.DISK_FULL if "No space left" in record.detail else EndReason.START_FAILED
-    return End(reason, record.exit_code, text)
+    return End(reason, record.exit_code or _NOT_STARTED_CODE, text)
 
 
 def _stop_reason(detail: str) -> EndReason:

@@ -63,7 +63,9 @@ def test_a_bad_body_is_refused_by_the_name_of_its_key(body: bytes, told: str) ->
 
 def test_a_result_tells_the_end_without_the_output() -> None:
     """The last line of a streamed exec."""
-    assert result_to_json(CommandResult(EndReason.TIMEOUT, 137, b"out", b"err", detail="slow", first_output_ms=1.25)) == {
+    assert result_to_json(
+        CommandResult(EndReason.TIMEOUT, 137, b"out", b"err", detail="slow", first_output_ms=1.25)
+    ) == {
         "reason": "timeout",
         "exit_code": 137,
         "detail": "slow",

@@ -87,7 +87,7 @@ def exited(code: int) -> int:
             "run was killed by SIGTERM",
         ),
         (
-            replace(ENDED, cause=JobCause.START_FAILED, status=exited(127), detail="chdir /home/x: No such file"),
+            replace(ENDED, cause=JobCause.START_FAILED, detail="chdir /home/x: No such file"),
             0,
             EndReason.START_FAILED,
             127,
@@ -97,7 +97,7 @@ def exited(code: int) -> int:
             replace(ENDED, cause=JobCause.START_FAILED, detail="log: No space left on device"),
             0,
             EndReason.DISK_FULL,
-            0,
+            127,
             "run could not be started; log: No space left on device",
         ),
     ],
@@ -134,9 +134,7 @@ def test_each_end_has_its_reason(
         (
             Found(answers=False, record=RUNNING, oom_kills=1, accepted=False),
             Conclude(
-                End(
-                    EndReason.OOM, 0, "the kernel killed 1 process at the memory limit; its supervisor ended with it"
-                )
+                End(EndReason.OOM, 0, "the kernel killed 1 process at the memory limit; its supervisor ended with it")
             ),
         ),
         (
