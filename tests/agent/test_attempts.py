@@ -1,7 +1,6 @@
 """Attempts against a real journal: fenced, journaled before they start, told until heard, taken over after a crash."""
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ class MemoryRunner:
         self.starts: list[Key] = []
         self.stops: list[tuple[Key, EndReason]] = []
         self.forgotten: list[str] = []
-        self.on_update: Callable[[m.AttemptStatus], None] = lambda _status: None
+        self.on_update: Any = lambda _status: None
         self.broken = ""
         self.ends_when_stopped = True
 
@@ -132,9 +131,9 @@ async def test_an_attempt_is_on_disk_before_it_starts_and_answered(tmp_path: Pat
     seen_at_start: list[bytes] = []
     start = runner.start
 
-    async def looking(message: m.StartAttempt) -> None:
+    async def looking(spec: m.StartAttempt) -> None:
         seen_at_start.append((tmp_path / "journal").read_bytes())
-        await start(message)
+        await start(spec)
 
     runner.start = looking  # type: ignore[method-assign]
     assert await agent.start(1, 10) == ""

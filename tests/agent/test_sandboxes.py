@@ -121,7 +121,7 @@ class Node:
         uplink.attach(self.link)  # type: ignore[arg-type]
         self.capacity = Capacity(m.Resources(4000, 4000, 4000))
         self.sandboxes = Sandboxes(
-            runtime=self.runtime,  # type: ignore[arg-type]
+            runtime=self.runtime,
             capacity=self.capacity,
             uplink=uplink,
             check_template=(ceiling or Ceiling()).check_template,

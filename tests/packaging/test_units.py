@@ -40,7 +40,9 @@ def test_systemd_understands_the_unit(file: Path, tmp_path: Path) -> None:
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)
     for unit in file.parent.glob("*.service"):  # both, since one wants the other
-        text = unit.read_text().replace("/usr/bin/kp-agent", str(program)).replace("%h/.local/bin/kp-agent", str(program))
+        text = (
+            unit.read_text().replace("/usr/bin/kp-agent", str(program)).replace("%h/.local/bin/kp-agent", str(program))
+        )
         # Where the manual pages or the network target are not installed, they are no fault of ours.
         lines = [line for line in text.splitlines() if not line.startswith("Documentation=")]
         (tmp_path / unit.name).write_text("\n".join(lines).replace("network-online.target ", "") + "\n")
