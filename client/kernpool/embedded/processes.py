@@ -151,6 +151,14 @@ def _socket_inodes(entry: Path) -> Iterator[str]:
                     yield target[8:-1]
 
 
+def child_environment() -> dict[str, str]:
+    """Give our environment to a Python of ours that starts in another directory, without our API credentials."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("KERNPOOL_API_")}
+    if path := env.get("PYTHONPATH"):
+        env["PYTHONPATH"] = os.pathsep.join(str(Path(part).absolute()) for part in path.split(os.pathsep) if part)
+    return env
+
+
 def poll_until(deadline_s: float, *, first_s: float = 0.01, longest_s: float = 0.1) -> Iterator[None]:
     """Give turns with growing pauses between them until the deadline (time.monotonic)."""
     pause_s = first_s

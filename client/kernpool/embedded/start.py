@@ -12,7 +12,7 @@ from typing import Final, final
 
 from kernpool.embedded import lock
 from kernpool.embedded.layout import API_PORT, NODE_PORT, Home, Settings
-from kernpool.embedded.processes import Process, daemon, poll_until, port_owner
+from kernpool.embedded.processes import Process, child_environment, daemon, poll_until, port_owner
 from kernpool.endpoint import find_endpoint
 from kernpool.errors import KernpoolError, StartError, UnreachableError
 from kernpool.protocol import calls
@@ -275,13 +275,12 @@ def _spawn(module: str, log: Path, *arguments: str) -> Process | None:
     """Start a daemon: own session, nothing of the terminal's, its words into its log. None: it has ended already."""
     if log.exists() and log.stat().st_size > LOG_BYTES_MAX:
         log.replace(log.with_name(f"{log.name}.1"))
-    env = {name: value for name, value in os.environ.items() if not name.startswith("KERNPOOL_API_")}
     # -P: a user's own folder of the same name in the current directory must not be run in place of ours.
     command = [sys.executable, "-P", "-m", module, *arguments]
     try:
         done = subprocess.run(
             [sys.executable, "-I", "-S", "-c", LAUNCHER, str(log), *command],
-            stdin=subprocess.DEVNULL, capture_output=True, env=env, cwd="/", start_new_session=True, check=True,
+            stdin=subprocess.DEVNULL, capture_output=True, env=child_environment(), cwd="/", start_new_session=True, check=True,
             timeout=30,
         )  # fmt: skip
     except (OSError, subprocess.SubprocessError) as error:

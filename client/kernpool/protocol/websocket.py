@@ -1,7 +1,6 @@
 """WebSocket (RFC 6455) as a client speaks it, without I/O: frames in and out, every length bounded before it counts."""
 
 import base64
-import hashlib
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -59,6 +58,8 @@ class Handshake:
 
     def check(self, status: int, headers: Mapping[str, str]) -> None:
         """Raise WebSocketError unless the answer accepts exactly this handshake."""
+        import hashlib  # loads OpenSSL: 3 ms that only a WebSocket needs
+
         digest = hashlib.sha1(self.key.encode() + _ACCEPT_SALT, usedforsecurity=False).digest()
         expected = base64.b64encode(digest).decode()
         if status != 101:

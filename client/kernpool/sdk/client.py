@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import Final, Self, TypeVar, final
+from typing import TYPE_CHECKING, Final, Self, TypeVar, final
 
 from kernpool import results
 from kernpool.endpoint import Endpoint, find_endpoint
@@ -17,8 +17,10 @@ from kernpool.protocol.routes import Direct, Routes, Way
 from kernpool.sdk.jobs import Job
 from kernpool.sdk.sandbox import Sandboxes
 from kernpool.sdk.transport import Request, Stream, Transport, new_retries, told, with_retries
-from kernpool.sdk.websocket import WebSocket
 from kernpool.tasks import TaskLike, task_document
+
+if TYPE_CHECKING:
+    from kernpool.sdk.websocket import WebSocket
 
 T = TypeVar("T")
 OPEN_TIMEOUT_S: Final = calls.CALL_TIMEOUT_S
@@ -212,8 +214,10 @@ class Client:
 
         return self._at_node(object_, node, once)
 
-    def websocket_at_node(self, object_: str, node: str, path: str) -> WebSocket:
+    def websocket_at_node(self, object_: str, node: str, path: str) -> "WebSocket":
         """Open a WebSocket to a sandbox's node."""
+        from kernpool.sdk.websocket import WebSocket
+
         return self._at_node(object_, node, lambda origin: WebSocket.open(self.transport, origin, path))
 
     def _at_node(self, object_: str, node: str, do: Callable[[Origin], T]) -> T:

@@ -12,15 +12,14 @@ from kernpool.protocol.bulk import BulkReader
 from kernpool.protocol.execution import Chunk, Exit, OutputKeeper, read_event
 from kernpool.protocol.lines import LineReader
 from kernpool.protocol.retries import TransportError
-from kernpool.protocol.websocket import Opcode
 from kernpool.results import CommandResult, Created, Pool, SandboxInfo
 from kernpool.sdk.files import Files
-from kernpool.sdk.process import PortConnection, Process
 from kernpool.sdk.transport import Request, new_retries
 from kernpool.units import duration_s
 
 if TYPE_CHECKING:
     from kernpool.sdk.client import Client
+    from kernpool.sdk.process import PortConnection, Process
 
 SILENCE_S: Final = 60.0
 """Beyond the time to live: every sandbox has ended by then, so an answer that is still silent is lost."""
@@ -99,8 +98,11 @@ class Sandbox:
         """Run a command and give its output as it comes, then its Exit; stdin, if any, is given whole."""
         return self._events(command, options)
 
-    def start(self, command: Argv, **options: Unpack[CommandOptions]) -> Process:
+    def start(self, command: Argv, **options: Unpack[CommandOptions]) -> "Process":
         """Start a command with its input open."""
+        from kernpool.protocol.websocket import Opcode
+        from kernpool.sdk.process import Process
+
         socket = self._client.websocket_at_node(self.object, self.node, calls.exec_path(self.id))
         try:
             socket.send(Opcode.TEXT, calls.exec_body(command, options))
@@ -109,8 +111,10 @@ class Sandbox:
             raise
         return Process(socket)
 
-    def connect(self, port: int) -> PortConnection:
+    def connect(self, port: int) -> "PortConnection":
         """Connect to a port inside. Raises ApiError (unreachable) where nothing listens."""
+        from kernpool.sdk.process import PortConnection
+
         return PortConnection(self._client.websocket_at_node(self.object, self.node, calls.port_path(self.id, port)))
 
     def _events(self, command: Argv, options: CommandOptions) -> Iterator[Chunk | Exit]:
@@ -251,6 +255,10 @@ class Sandboxes:
         return Created(
             item.id, Sandbox(self._client, item.id, item.info), item.info, item.result, item.error, item.ready_ms
         )
+
+    def handle(self, sandbox_id: str) -> Sandbox:
+        """Make a handle without asking whether there is such a sandbox; its first use tells."""
+        return Sandbox(self._client, sandbox_id)
 
     def get(self, sandbox_id: str) -> Sandbox:
         """Take up a sandbox. Raises NotFoundError."""
