@@ -1,0 +1,36 @@
+"""Reading a task file for the command line: pydantic and YAML are imported here, where there is a file to read."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from kernpool.cli.errors import TaskFileError
+from kernpool.spec import SpecError, SpecProblem, Task
+from kernpool.spec.document import read_documents
+from kernpool.spec.loader import check_task, parse_task, unbuilt_problems
+
+
+def read_task(text: bytes, name: str) -> Task:
+    """Check a task file, also for what is not built yet. Raises TaskFileError with every problem at its place."""
+    try:
+        task = parse_task(text)
+        problems = unbuilt_problems(task, read_documents(text)[0])
+    except SpecError as error:
+        problems = error.problems
+    if problems:
+        raise _error(name, problems)
+    return task
+
+
+def with_options(task: Task, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Lay fields of the command line over a task. Raises TaskFileError."""
+    document = task.to_document() | dict(fields)
+    try:
+        return check_task(document).to_document()
+    except SpecError as error:
+        raise _error("the options", error.problems) from None
+
+
+def _error(name: str, problems: list[SpecProblem]) -> TaskFileError:
+    count = "one problem" if len(problems) == 1 else f"{len(problems)} problems"
+    details = [problem.as_detail() for problem in problems]
+    return TaskFileError(f"{name}: {count}; nothing was submitted.", code="invalid", details=details)

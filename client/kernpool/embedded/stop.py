@@ -1,0 +1,143 @@
+"""Stopping the embedded install: its work first (unless kept), then agent, coordinator and what is left of the work."""
+
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, final
+
+from kernpool.embedded import lock
+from kernpool.embedded.layout import Home
+from kernpool.embedded.processes import Process, socket_owner
+from kernpool.embedded.start import Say, agent_process, coordinator_process
+from kernpool.endpoint import find_endpoint
+from kernpool.errors import KernpoolError, StartError
+from kernpool.sdk.client import Client
+
+WORK_END_S: Final = 30.0
+AGENT_GRACE_S: Final = 15.0
+COORDINATOR_GRACE_S: Final = 15.0
+SPAWNER_GRACE_S: Final = 5.0
+UNFINISHED: Final = ("pending", "starting", "setting_up", "running", "cancelling")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a stop would end."""
+
+    jobs: int
+    sandboxes: int
+
+    @property
+    def any(self) -> bool:
+        """There is some."""
+        return bool(self.jobs or self.sandboxes)
+
+    def __str__(self) -> str:
+        counts = ((self.jobs, "job", "jobs"), (self.sandboxes, "sandbox", "sandboxes"))
+        parts = [f"{count} {one if count == 1 else many}" for count, one, many in counts if count]
+        return " and ".join(parts) or "nothing"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """What a stop found and did."""
+
+    was_running: bool
+    left_running: int
+    """Processes of work that were left on purpose (--keep-work)."""
+
+
+def current_work(home: Home) -> Work:
+    """Count what runs: as the coordinator tells, else by the sockets on disk."""
+    with contextlib.suppress(KernpoolError):
+        with Client(endpoint=find_endpoint(environ={})) as client:
+            status = client.status()
+        jobs = sum(status.jobs.get(state, 0) for state in UNFINISHED)
+        return Work(jobs, status.sandboxes.get("running", 0))
+    return Work(len(_sockets(home.work / "j")), len(_sockets(home.work / "s")))
+
+
+def stop(home: Home, *, keep_work: bool, say: Say) -> Stopped:
+    """Stop everything, each step bounded. Raises StartError where a process is not ours to end."""
+    if not home.path.is_dir():
+        return Stopped(was_running=False, left_running=0)
+    with lock.held(home, lambda: say("Another start or stop is under way; waiting for it ...")):
+        try:
+            return _stop(home, keep_work=keep_work, say=say)
+        except PermissionError as error:
+            raise StartError(
+                f"The processes of {home.path} belong to another user.", hint="Run this as the user that started them."
+            ) from error
+
+
+def _stop(home: Home, *, keep_work: bool, say: Say) -> Stopped:
+    agent, coordinator = agent_process(home), coordinator_process(home)
+    if not keep_work and agent is not None and coordinator is not None:
+        _end_work(say)
+    for process, grace_s, what in (
+        (agent, AGENT_GRACE_S, "agent"),
+        (coordinator, COORDINATOR_GRACE_S, "coordinator"),
+    ):
+        if process is not None:
+            with process:
+                if not process.end(grace_s):
+                    say(f"The {what} did not stop within {grace_s:.0f} s and was killed.")
+    home.endpoint_file.unlink(missing_ok=True)
+    home.join_token_file.unlink(missing_ok=True)
+    left = list(_work_processes(home))
+    was_running = agent is not None or coordinator is not None or bool(left)
+    if keep_work:
+        for process in left:
+            process.close()
+        return Stopped(was_running, len(left))
+    _end_processes(left)
+    return Stopped(was_running, 0)
+
+
+def _end_work(say: Say) -> None:
+    """Ask the coordinator to end all jobs and sandboxes, so that cgroups and mounts are cleared away as always."""
+    try:
+        with Client(endpoint=find_endpoint(environ={})) as client:
+            client.sandboxes.remove(everything=True)
+            jobs = [client.job(info.id) for info in client.jobs(state=UNFINISHED)]
+            for job in jobs:
+                job.cancel()
+            deadline_s = time.monotonic() + WORK_END_S
+            for job in jobs:
+                job.wait(max(0.0, deadline_s - time.monotonic()))
+    except TimeoutError:
+        say(f"Some jobs did not end within {WORK_END_S:.0f} s; their processes are killed now.")
+    except KernpoolError as error:
+        say(f"{error.message} Ending its work without it.")
+
+
+def _work_processes(home: Home) -> Iterator[Process]:
+    """Find the spawner, then every PID 1 of a sandbox and every supervisor of a job, by the sockets they listen on."""
+    seen: set[int] = set()
+    for path in (home.work / "spawner.sock", *_sockets(home.work / "s"), *_sockets(home.work / "j")):
+        process = socket_owner(path)
+        if process is None:
+            continue
+        if process.pid in seen:
+            process.close()
+            continue
+        seen.add(process.pid)
+        yield process
+
+
+def _end_processes(processes: list[Process]) -> None:
+    """End the spawner gently (it comes first, so that nothing new is made), the others at once."""
+    for number, process in enumerate(processes):
+        with process:
+            process.end(SPAWNER_GRACE_S if number == 0 else 0.0)
+
+
+def _sockets(directory: Path) -> list[Path]:
+    try:
+        return sorted(directory.glob("*.sock"))
+    except OSError:
+        return []
