@@ -75,6 +75,11 @@ class JobBook:
             index.pop(job.number, None)
         return [Free(job, attempt) for attempt in job.attempts.values()]
 
+    def forget(self, number: int) -> None:
+        """Drop a job that is over and was removed from the store."""
+        if number in self._over:
+            del self._over[number], self.jobs[number]
+
     def get(self, job_id: str) -> Job | None:
         """Find a job that is in memory."""
         number = job_number(job_id)
@@ -86,7 +91,7 @@ class JobBook:
         """Begin a try on these nodes."""
         assert job.state is JobState.PENDING, f"{job.id} is {job.state}"
         job.fence = max(job.fence, job.fence_floor) + 1
-        job.detail = ""
+        job.detail, job.ask = "", placement.ask
         job.attempts = {
             rank: Attempt(rank, job.fence, holding.node_id, holding) for rank, holding in enumerate(placement.holdings)
         }

@@ -97,6 +97,8 @@ class Job:
     """Further tries that the task allows after a bad exit (job_recovery.max_restarts_on_errors)."""
     recover_codes: frozenset[int] = frozenset()
     """Exit codes after which the task wants another try, uncounted."""
+    ask: Ask | None = None
+    """The alternative that the newest try was placed with."""
     state: JobState = JobState.PENDING
     fence: int = 0
     """Of the newest try; grows with each, never reused."""

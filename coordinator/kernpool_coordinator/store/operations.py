@@ -4,7 +4,7 @@ Rows are always written whole. So of several operations on one row within a comm
 burst of small changes to one record costs one write.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, final
@@ -24,6 +24,12 @@ class Put:
     table: Table
     row: Row
     """Every column of the table."""
+    fresh: Callable[[], Row] | None = None
+    """Makes the row anew from the live record, for a later try: so an old row never overwrites a newer one."""
+
+    def renewed(self) -> "Put":
+        """Give it with the row as it is now."""
+        return self if self.fresh is None else Put(self.table, self.fresh(), self.fresh)
 
 
 @final
@@ -64,11 +70,11 @@ def _last_of_each_row(operations: Iterable[Operation]) -> tuple[list[Put | Delet
     statements: list[Executable] = []
     for operation in operations:
         match operation:
-            case Put(table, row):
+            case Put(table=table, row=row):
                 rows[table.name, tuple([row[name] for name in _key_names(table)])] = operation
-            case Delete(table, key):
+            case Delete(table=table, key=key):
                 rows[table.name, tuple([key[name] for name in _key_names(table)])] = operation
-            case Run(statement):
+            case Run(statement=statement):
                 statements.append(statement)
     return list(rows.values()), statements
 

@@ -58,6 +58,7 @@ jobs = Table(
     Column("restarts", Integer, nullable=False),
     Column("failures", Integer, nullable=False),
     Column("task", Text, nullable=False),
+    Column("needs", Text, nullable=False),
     Column("secrets", LargeBinary),
     Column("verdict", Text, nullable=False),
     Column("adopted", Boolean, nullable=False),
