@@ -115,9 +115,7 @@ class BoundedServer(Server):
         super().connection_made(handler, transport)
         full = len(self._connections) > self._connections_max
         if full and not self._full:
-            log.warning(
-                "%d connections are open: more are refused (the last from %s)", self._connections_max, handler.peername
-            )
+            log.warning("%d connections are open: more are refused for now", self._connections_max)
         self._full = full
         if full:
             transport.abort()

@@ -1,5 +1,6 @@
 """A real coordinator on real sockets, and small real agents that enrol and link over mutual TLS."""
 
+import asyncio
 import contextlib
 import json
 import ssl
@@ -10,6 +11,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+import uvloop
 
 from kernpool_coordinator.config import Settings
 from kernpool_coordinator.daemon import Daemon
@@ -66,6 +68,11 @@ class Coordinator:
             return bool((await self.json("GET", f"/api/v1/jobs/{job_id}"))["state"] == state)
 
         await until(reached, f"{job_id} is {state}")
+
+
+def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """The coordinator's own kind of event loop."""
+    return {"uvloop": uvloop.new_event_loop}
 
 
 @pytest.fixture
