@@ -1,0 +1,6 @@
+"""An agent and its link in memory, for tests and simulations: the coordinator cannot tell it from a real one."""
+
+from kernpool_coordinator.simulation.agent import SimAgent
+from kernpool_coordinator.simulation.link import SimLink
+
+__all__ = ["SimAgent", "SimLink"]
