@@ -103,6 +103,8 @@ class BoundedServer(Server):
             logger=log,
         )
         self._connections_max = connections_max
+        self._full = False
+        """Connections are being refused; told to the log once until there is room again."""
 
     def __call__(self) -> RequestHandler:
         """A protocol for one accepted socket."""
@@ -111,6 +113,9 @@ class BoundedServer(Server):
     def connection_made(self, handler: RequestHandler, transport: asyncio.Transport) -> None:
         """Count it, or refuse it: an answer would need the buffers that the bound is to save."""
         super().connection_made(handler, transport)
-        if len(self._connections) > self._connections_max:
-            log.warning("connection from %s refused: %d are open", handler.peername, self._connections_max)
+        full = len(self._connections) > self._connections_max
+        if full and not self._full:
+            log.warning("%d connections are open: more are refused for now", self._connections_max)
+        self._full = full
+        if full:
             transport.abort()

@@ -49,6 +49,8 @@ def _schemas(routes: Sequence[Route]) -> dict[str, Any]:
     for route in routes:
         if route.answer is not None:
             modes.setdefault(route.answer, "serialization")
+        if route.last is not None:
+            modes.setdefault(route.last, "serialization")
         if route.body is not None:
             modes[route.body] = "validation"  # it decides where a model is both taken and given: it asks for less
     _, definitions = models_json_schema(list(modes.items()), ref_template=_REF)
@@ -114,6 +116,9 @@ def _good(route: Route) -> dict[str, Any]:
             return {"description": "A WebSocket follows."}
         case _:
             content = _content(route.media, route.answer, page=route.page)
+            if route.last is not None:
+                lines = [_REF.format(model=model.__name__) for model in (route.answer, route.last) if model is not None]
+                content = {route.media.value: {"schema": {"oneOf": [{"$ref": line} for line in lines]}}}
             if route.also is not None:
                 content |= _content(route.also, route.answer)
             return {"description": route.summary, "content": content}

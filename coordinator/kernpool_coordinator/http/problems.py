@@ -78,7 +78,7 @@ def of_http(error: HTTPException) -> Response:
 def malformed(status: int, why: str) -> Response:
     """The answer to bytes that are no HTTP request; the connection is closed after it."""
     # The parser's message quotes what was sent over several lines with a caret below; its first line says it all.
-    first = why.strip().splitlines()[0].rstrip(":.") if why.strip() else http.HTTPStatus(status).phrase
+    first = why.strip().splitlines()[0][:120].rstrip(":.") if why.strip() else http.HTTPStatus(status).phrase
     answer = _answer(status, _problem(_CODES.get(status, "invalid"), f"This is not a valid HTTP request: {first}."), {})
     answer.force_close()
     return answer

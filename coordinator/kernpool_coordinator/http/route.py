@@ -79,6 +79,8 @@ class Route:
     body: type[BaseModel] | None = None
     answer: type[BaseModel] | None = None
     """Model of a JSON answer, or of each line of NDJSON; for a page, of each item."""
+    last: type[BaseModel] | None = None
+    """Model of the last line of NDJSON, where it differs."""
     page: bool = False
     status: int = 200
     media: Media = Media.JSON

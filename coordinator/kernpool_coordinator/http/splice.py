@@ -92,13 +92,15 @@ class _Valve:
 
     def peer_full(self) -> None:
         """Stop reading."""
-        if self._source.transport is not None:
-            self._source.transport.pause_reading()
+        transport = self._source.transport
+        if transport is not None and not transport.is_closing():
+            transport.pause_reading()
 
     def peer_ready(self) -> None:
         """Go on reading."""
-        if self._source.transport is not None:
-            self._source.transport.resume_reading()
+        transport = self._source.transport
+        if transport is not None and not transport.is_closing():
+            transport.resume_reading()
 
 
 @final

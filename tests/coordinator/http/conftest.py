@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-import functools
+import json
 import ssl
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -11,13 +11,14 @@ from typing import Any
 
 import aiohttp
 import pytest
+import uvloop
 
 from kernpool_coordinator.config import Settings
 from kernpool_coordinator.daemon import Daemon
 
 sys.path.insert(0, str(Path(__file__).parent))  # the stand-in agent is a module of these tests
 
-from standin import StandIn
+from standin import StandIn, until
 
 
 class Coordinator:
@@ -56,21 +57,22 @@ class Coordinator:
     async def join_token(self, **request: Any) -> str:
         return str((await self.json("POST", "/api/v1/join-tokens", json=request))["token"])
 
-    async def wait_state(self, node_id: str, state: str) -> Any:
-        async def reached() -> Any:
-            node = await self.json("GET", f"/api/v1/nodes/{node_id}")
-            return node if node["state"] == state else None
+    async def wait_state(self, node_id: str, state: str) -> None:
+        async def reached() -> bool:
+            return bool((await self.json("GET", f"/api/v1/nodes/{node_id}"))["state"] == state)
 
-        return await eventually(reached, f"node {node_id} is {state}")
+        await until(reached, f"node {node_id} is {state}", 15.0)
+
+    async def wait_job(self, job_id: str, state: str) -> None:
+        async def reached() -> bool:
+            return bool((await self.json("GET", f"/api/v1/jobs/{job_id}"))["state"] == state)
+
+        await until(reached, f"{job_id} is {state}")
 
 
-async def eventually(check: Callable[[], Awaitable[Any]], what: str, timeout_s: float = 10.0) -> Any:
-    """The first truthy result of `check`."""
-    deadline_s = asyncio.get_running_loop().time() + timeout_s
-    while not (result := await check()):
-        assert asyncio.get_running_loop().time() < deadline_s, f"not within {timeout_s} s: {what}"
-        await asyncio.sleep(0.01)
-    return result
+def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """The coordinator's own kind of event loop."""
+    return {"uvloop": uvloop.new_event_loop}
 
 
 @pytest.fixture
@@ -152,11 +154,6 @@ def sandbox(coordinator: Coordinator, agent: StandIn) -> Callable[..., Awaitable
 
 async def read_lines(coordinator: Coordinator, body: dict[str, Any]) -> list[Any]:
     """The documents of a bulk answer."""
-    import json
-
     async with coordinator.request("POST", "/api/v1/sandboxes", json=body) as answer:
         assert answer.status == 200, await answer.text()
         return [json.loads(line) for line in (await answer.read()).splitlines()]
-
-
-pytest.read_lines = functools.partial(read_lines)  # type: ignore[attr-defined]

@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import aiohttp
 from aiohttp import web
@@ -21,6 +21,7 @@ from kernpool_mesh.messages import (
     AttemptStatus,
     AttemptUpdate,
     CertificateIssued,
+    CertificateRequest,
     CommandResult,
     CreateSandboxes,
     ExtendSandbox,
@@ -47,6 +48,8 @@ from kernpool_mesh.websocket import connect_websocket
 from kernpool_tls.contexts import client_context
 from kernpool_tls.names import COORDINATOR_DNS_NAME
 
+MessageT = TypeVar("MessageT", bound=Message)
+
 
 def new_request() -> tuple[ec.EllipticCurvePrivateKey, bytes]:
     """A key and a certificate request for it."""
@@ -55,13 +58,22 @@ def new_request() -> tuple[ec.EllipticCurvePrivateKey, bytes]:
     return key, request.public_bytes(Encoding.PEM)
 
 
+async def until(condition: Callable[[], Any], what: str = "", timeout_s: float = 5.0) -> None:
+    """Wait until `condition()`, which may be a coroutine function, gives something true."""
+    deadline_s = time.monotonic() + timeout_s
+    while time.monotonic() < deadline_s:
+        result = condition()
+        if await result if asyncio.iscoroutine(result) else result:
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError(f"not within {timeout_s} s: {what or condition}")
+
+
 async def post(url: str, ca_pem: str, path: str, body: Any) -> tuple[int, Any]:
     """Status and document of a POST to the node listener without a client certificate."""
     async with (
         aiohttp.ClientSession() as session,
-        session.post(
-            url + path, json=body, ssl=client_context(ca_pem), server_hostname=COORDINATOR_DNS_NAME
-        ) as answer,
+        session.post(url + path, json=body, ssl=client_context(ca_pem), server_hostname=COORDINATOR_DNS_NAME) as answer,
     ):
         return answer.status, await answer.json()
 
@@ -69,11 +81,15 @@ async def post(url: str, ca_pem: str, path: str, body: Any) -> tuple[int, Any]:
 class StandIn:
     """One node."""
 
-    def __init__(self, url: str, ca_pem: str, node_id: str, key: ec.EllipticCurvePrivateKey, pem: str, file: Path) -> None:
+    def __init__(
+        self, url: str, ca_pem: str, node_id: str, key: ec.EllipticCurvePrivateKey, pem: str, file: Path
+    ) -> None:
         self.url = url
         self.ca_pem = ca_pem
         self.node_id = node_id
         self.key = key
+        self.next_key = key
+        """Of the certificate that was asked for."""
         self.certificate_pem = pem
         self.identity_file = file
         self.incarnation = 0
@@ -124,7 +140,7 @@ class StandIn:
     async def link(self, *, incarnation: int | None = None, snapshot: bool = True) -> Link:
         """Link, greet, tell what is here; runs on in the background."""
         self.incarnation = self.incarnation + 1 if incarnation is None else incarnation
-        self.ended = asyncio.Event()
+        ended = self.ended = asyncio.Event()
         link = Link(await self.connect(), Side.AGENT)
         self.connection = link
         await self.plane.start()
@@ -141,7 +157,7 @@ class StandIn:
         await link.send(self.inventory())
         if snapshot:
             await link.send(Snapshot(list(self.attempts.values()), list(self.sandboxes.values())))
-        self._tasks += [asyncio.create_task(self._run(link)), asyncio.create_task(self._beat(link))]
+        self._tasks += [asyncio.create_task(self._run(link, ended)), asyncio.create_task(self._beat(link))]
         return link
 
     def inventory(self) -> Inventory:
@@ -153,10 +169,10 @@ class StandIn:
             isolation=["namespace"],
         )
 
-    async def _run(self, link: Link) -> None:
+    async def _run(self, link: Link, ended: asyncio.Event) -> None:
         await link.run(lambda message: self._take(link, message))
         await link.close()
-        self.ended.set()
+        ended.set()
 
     async def _beat(self, link: Link) -> None:
         seq = 0
@@ -212,18 +228,15 @@ class StandIn:
 
     async def renew_over_link(self) -> CertificateIssued:
         """Ask for the next certificate over the live link."""
-        from kernpool_mesh.messages import CertificateRequest
-
         assert self.connection is not None
         self.key, csr_pem = new_request()
         await self.connection.send(CertificateRequest(77, csr_pem))
-        deadline_s = time.monotonic() + 5
-        while time.monotonic() < deadline_s:
-            for message in self.received:
-                if isinstance(message, CertificateIssued) and message.request_id == 77:
-                    return message
-            await asyncio.sleep(0.01)
-        raise AssertionError("no certificate came")
+        await until(lambda: self.answers(CertificateIssued))
+        return self.answers(CertificateIssued)[-1]
+
+    def answers(self, kind: type[MessageT]) -> list[MessageT]:
+        """What came of this kind."""
+        return [message for message in self.received if isinstance(message, kind)]
 
     async def drop(self) -> None:
         """Break the link as a killed agent does."""
@@ -306,15 +319,15 @@ class Plane:
         if request.query.get("path") == "/refused":
             return web.json_response({"code": "disk_full", "message": "No room.", "hint": ""}, status=507)
         data = bytearray()
-        async for chunk in request.content.iter_any():
-            data += chunk
-            self.body_bytes = len(data)
-            if request.query.get("path") == "/slow":
-                try:
+        try:
+            async for chunk in request.content.iter_any():
+                data += chunk
+                self.body_bytes = len(data)
+                if request.query.get("path") == "/slow":
                     await self.gate.wait()
-                except asyncio.CancelledError:
-                    self.cancelled.set()
-                    raise
+        except BaseException:
+            self.cancelled.set()
+            raise
         self.files[request.query["path"]] = bytes(data)
         return web.Response(status=204)
 
@@ -334,6 +347,7 @@ class Plane:
             response = web.StreamResponse(headers={"Content-Length": "1000"})
             await response.prepare(request)
             await response.write(b"x" * 10)
+            await self.gate.wait()
             assert request.transport is not None
             request.transport.abort()
             return response
@@ -368,6 +382,13 @@ class Plane:
             return web.json_response({"code": "unreachable", "message": "refused", "hint": ""}, status=502)
         websocket = web.WebSocketResponse(max_msg_size=1 << 20)
         await websocket.prepare(request)
+        try:
+            await self._echo_all(websocket)
+        finally:
+            self.cancelled.set()
+        return websocket
+
+    async def _echo_all(self, websocket: web.WebSocketResponse) -> None:
         async for message in websocket:
             if message.type is aiohttp.WSMsgType.TEXT and message.data == "flood":
                 for _ in range(64):
@@ -380,8 +401,6 @@ class Plane:
                 await websocket.send_str(message.data)
             else:
                 await websocket.send_bytes(message.data)
-        self.cancelled.set()
-        return websocket
 
     async def _logs(self, request: web.Request) -> web.StreamResponse:
         self._see(request)
@@ -400,6 +419,7 @@ class Plane:
             if self.cut_log_after is not None:
                 data, self.cut_log_after = data[: self.cut_log_after], None
                 await response.write(data)
+                await self.gate.wait()
                 assert request.transport is not None
                 request.transport.abort()
                 return response

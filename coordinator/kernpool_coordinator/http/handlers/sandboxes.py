@@ -11,6 +11,7 @@ from kernpool.bodies import (
     RemovedBody,
     RemoveSandboxesBody,
     SandboxBody,
+    SandboxesDone,
     SandboxItemBody,
 )
 from kernpool_coordinator.errors import InvalidError
@@ -88,7 +89,7 @@ _ONE: Final = "/api/v1/sandboxes/{sandbox}"
 ROUTES: Final = (
     Route(
         method="POST", path="/api/v1/sandboxes", handler=create, verb=Verb.CREATE, kind="sandbox",
-        body=CreateSandboxesBody, answer=SandboxItemBody, media=Media.NDJSON, long=True,
+        body=CreateSandboxesBody, answer=SandboxItemBody, last=SandboxesDone, media=Media.NDJSON, long=True,
         summary="Create sandboxes, optionally run one command in each; one line an item, then SandboxesDone.",
     ),
     Route(
