@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self, final
@@ -28,7 +28,7 @@ from kernpool_mesh.reasons import EndReason
 from kernpool_sandbox.cgroups import CgroupTree
 from kernpool_sandbox.kpinit.errors import GoneError, KpInitError, NoAnswerError
 from kernpool_sandbox.kpinit.job import JobClient
-from kernpool_sandbox.kpinit.plan import Ended, JobEvent, JobExited, LogGrew, StepStarted
+from kernpool_sandbox.kpinit.plan import Ended, JobEvent, JobExited, JobPlan, LogGrew, StepStarted
 from kernpool_sandbox.kpinit.record import JobRecord, JobState, read_job_record
 from kernpool_sandbox.kpinit.spawner import SpawnerClient
 
@@ -39,6 +39,9 @@ _ATTACHES_AT_ONCE: Final = 64
 _RETRY_S: Final = 1.0
 _SWEEP_WAITS_S: Final = (0.002, 0.01, 0.05, 0.2, 1.0, 2.0, 5.0)
 """Between tries to remove a cgroup whose last processes are still on their way out."""
+
+SpawnerSource = Callable[[], Awaitable[SpawnerClient]]
+"""Gives the connection to a spawner that lives, starting one if there is none; raises KpInitError."""
 
 
 @final
@@ -61,7 +64,7 @@ class JobRuntime:
     def __init__(
         self,
         config: JobConfig,
-        spawner: SpawnerClient,
+        spawner: SpawnerSource,
         cgroups: CgroupTree,
         on_update: Callable[[AttemptStatus], None],
     ) -> None:
@@ -80,7 +83,7 @@ class JobRuntime:
     async def open(
         cls,
         config: JobConfig,
-        spawner: SpawnerClient,
+        spawner: SpawnerSource,
         cgroups: CgroupTree,
         *,
         on_update: Callable[[AttemptStatus], None],
@@ -180,9 +183,19 @@ class JobRuntime:
             rlimits=self._cgroups.kind == "none",
         )
         try:
-            spawned = await self._spawner.spawn_job(attempt.name, plan)
+            await self._spawn_once(attempt.name, plan)
         except (OSError, KpInitError) as error:
             raise JobStartError(f"{attempt.key}: the spawner could not start it: {error}") from error
+
+    async def _spawn_once(self, name: str, plan: JobPlan) -> None:
+        """Have a supervisor made. A spawner takes each name once, so asking a second one starts nothing twice."""
+        try:
+            spawned = await (await self._spawner()).spawn_job(name, plan)
+        except GoneError:
+            try:
+                spawned = await (await self._spawner()).spawn_job(name, plan)
+            except FileExistsError:
+                return  # the one that died had begun; the attach tells how far it came
         os.close(spawned.pidfd)
 
     # --- following ---
