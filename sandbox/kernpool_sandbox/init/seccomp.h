@@ -1,8 +1,8 @@
-/* The allow list of system calls, installed once in PID 1 and inherited by every exec. */
+/* The system calls that a sandbox's programs may use. */
 #ifndef KP_SECCOMP_H
 #define KP_SECCOMP_H
 
-/* Needs no_new_privs or CAP_SYS_ADMIN in the user namespace. 0, or -1 with errno. */
+/* Install the filter on this process and all it will start. 0, or -1 with errno. */
 int seccomp_install(void);
 
 #endif

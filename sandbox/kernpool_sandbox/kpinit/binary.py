@@ -1,60 +1,60 @@
-"""Finds the kp-init program of this installation, and builds it from its C source where it is missing or stale.
+"""Finds the kp-init program of this installation, and builds it from its C source where it is missing or stale."""
 
-`packaging/build_hook.py` loads this very file while the wheel is built, so it imports nothing of ours at its top.
-"""
-
+import fcntl
+import hashlib
 import os
-import shutil
 import subprocess
-import sys
-import tempfile
 from pathlib import Path
+from typing import Final
 
-ROOM = Path(__file__).resolve().parent.parent
-SOURCES = ROOM / "init"
-BINARY = ROOM / "_bin" / "kp-init"
-FLAGS = ("-std=gnu11", "-O2", "-g0", "-Wall", "-Wextra", "-Werror", "-static", "-s")
-BUILD_TIMEOUT_S = 120
+from kernpool_sandbox.kpinit.errors import BuildError
+
+_PACKAGE: Final = Path(__file__).parent.parent
+SOURCE_DIR: Final = _PACKAGE / "init"
+INSTALLED: Final = _PACKAGE / "_bin" / "kp-init"
+CFLAGS: Final = ("-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror")
+LDFLAGS: Final = ("-static", "-s")
+_BUILD_DEADLINE_S: Final = 300
 
 
 def find() -> Path:
-    """Return the path of kp-init, building it first where its source is newer; raises BuildError."""
-    if not BINARY.exists() or _is_stale():
-        build(BINARY)
-    return BINARY
+    """Return the path of kp-init; in a source tree it is built where it is missing or stale. Raises BuildError."""
+    stamp = INSTALLED.with_name("kp-init.sources")
+    if INSTALLED.exists() and not stamp.exists():  # an installed wheel carries the program alone
+        return INSTALLED
+    digest = _sources_digest()
+    if INSTALLED.exists() and stamp.exists() and stamp.read_text() == digest:
+        return INSTALLED
+    INSTALLED.parent.mkdir(exist_ok=True)
+    with (INSTALLED.parent / "build.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # several test runs may want it at once
+        if not (INSTALLED.exists() and stamp.exists() and stamp.read_text() == digest):
+            build(INSTALLED)
+            stamp.write_text(digest)
+    return INSTALLED
 
 
-def build(target: Path, *, flags: tuple[str, ...] = FLAGS) -> None:
-    """Compile the C source next to this package to `target` with `$CC` or `cc`; raises BuildError."""
-    compiler = shutil.which(os.environ.get("CC", "cc"))
-    if compiler is None:
-        raise _error("no C compiler found to build kp-init: install gcc and libc6-dev, or set CC")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-        # Built aside and renamed: a process that starts kp-init meanwhile sees the old program or the new one.
-        fresh = Path(scratch) / target.name
-        command = [compiler, *flags, "-o", str(fresh), *map(str, sorted(SOURCES.glob("*.c")))]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=BUILD_TIMEOUT_S)
-        if done.returncode:
-            raise _error(f"kp-init does not build with {compiler}:\n{done.stderr[-4000:]}")
-        fresh.replace(target)
-
-
-def _is_stale() -> bool:
-    """Tell whether the source was edited after the build; an installed wheel's files are never newer than it."""
-    if not os.access(BINARY.parent, os.W_OK):
-        return False
-    built = BINARY.stat().st_mtime
-    return any(file.stat().st_mtime > built for file in SOURCES.glob("*.[ch]"))
-
-
-def _error(message: str) -> Exception:
+def build(target: Path, *, cflags: tuple[str, ...] = CFLAGS, ldflags: tuple[str, ...] = LDFLAGS) -> None:
+    """Compile the C source next to this package to `target` with `$CC` (else `cc`); raises BuildError."""
+    scratch = target.with_name(f".{target.name}.{os.getpid()}")
+    compiler = os.environ.get("CC", "cc")
+    command = [compiler, *cflags, *ldflags, "-o", str(scratch), *map(str, _sources())]
     try:
-        from kernpool_sandbox.kpinit.errors import BuildError
-    except ImportError:  # the build hook runs before the package can be imported
-        return RuntimeError(message)
-    return BuildError(message)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_BUILD_DEADLINE_S, check=False)
+    except FileNotFoundError as error:
+        raise BuildError(f"no C compiler: install gcc and libc6-dev (looked for {compiler!r})") from error
+    if done.returncode != 0:
+        scratch.unlink(missing_ok=True)
+        raise BuildError(f"{' '.join(command[:8])} ... failed:\n{done.stderr}")
+    scratch.replace(target)
 
 
-if __name__ == "__main__":
-    sys.stdout.write(f"{find()}\n")
+def _sources() -> list[Path]:
+    return sorted(SOURCE_DIR.glob("*.c"))
+
+
+def _sources_digest() -> str:
+    digest = hashlib.sha256(" ".join((os.uname().machine, *CFLAGS, *LDFLAGS)).encode())
+    for path in sorted(SOURCE_DIR.glob("*.[ch]")):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()

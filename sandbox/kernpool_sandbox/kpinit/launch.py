@@ -1,8 +1,17 @@
 """Starts the node's spawner, detached, so that it outlives whoever started it."""
 
+import asyncio
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
-from typing import final
+from typing import Final, final
+
+from kernpool_sandbox.kpinit.errors import GoneError, KpInitError
+from kernpool_sandbox.kpinit.spawner import SpawnerClient
+
+_RETRY_S: Final = 0.005
+_LOG_TAIL_BYTES: Final = 2000
+_EXIT_LOCKED: Final = 75
 
 
 @final
@@ -17,7 +26,7 @@ class SpawnerConfig:
     allow_cgroups: tuple[Path, ...] = ()
     """Prefixes under which every cgroup directory must lie; each must exist at the start."""
     allow_uids: tuple[tuple[int, int], ...] = ()
-    """Host id ranges (first, last) for sandbox maps and job users. A rootless spawner has its own id alone."""
+    """Host id ranges (first, last) for sandbox maps and for job users and groups; a rootless spawner has its own."""
     owner_uid: int | None = None
     """An agent that runs as another user than the spawner: it owns the state directory and may connect."""
 
@@ -29,7 +38,25 @@ class SpawnerConfig:
 
 def spawner_argv(binary: Path, config: SpawnerConfig) -> list[str]:
     """Return the command line of `kp-init spawner` for this configuration."""
-    raise NotImplementedError
+    argv = [str(binary), "spawner", "--state", str(config.state_dir)]
+    for prefix in config.allow_sources:
+        argv += ["--allow-source", str(prefix)]
+    for prefix in config.allow_cgroups:
+        argv += ["--allow-cgroup", str(prefix)]
+    for first, last in config.allow_uids:
+        argv += ["--allow-ids", f"{first}-{last}"]
+    if config.owner_uid is not None:
+        argv += ["--owner", str(config.owner_uid)]
+    return argv
+
+
+async def _answers(config: SpawnerConfig) -> bool:
+    try:
+        client = await SpawnerClient.connect(config.socket_path)
+    except GoneError:
+        return False
+    client.close()
+    return True
 
 
 async def ensure_spawner(config: SpawnerConfig, binary: Path, *, log_path: Path, timeout_s: float = 10.0) -> None:
@@ -37,4 +64,21 @@ async def ensure_spawner(config: SpawnerConfig, binary: Path, *, log_path: Path,
 
     Raises KpInitError with the end of its log when it does not come up.
     """
-    raise NotImplementedError
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + timeout_s
+    while not await _answers(config):
+        status = await _start(spawner_argv(binary, config), log_path)
+        if (status not in (0, _EXIT_LOCKED)) or loop.time() > deadline:
+            tail = log_path.read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace")
+            raise KpInitError(f"the spawner did not come up (exit status {status}); the end of {log_path}:\n{tail}")
+        if status == _EXIT_LOCKED:  # another one is just starting, or just ending
+            await asyncio.sleep(_RETRY_S)
+
+
+async def _start(argv: list[str], log_path: Path) -> int:
+    """Start a spawner that detaches itself, and return 0 when it listens."""
+    with log_path.open("ab") as log:
+        process = await asyncio.create_subprocess_exec(
+            *argv, "--daemon", "yes", stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+        )
+    return await process.wait()

@@ -7,6 +7,7 @@ a `source` or `lower` is a path on the host and must lie under a prefix that the
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
+from pathlib import Path
 from typing import final
 
 KEEP_RING_BYTES_DEFAULT = 64 * 1024
@@ -107,6 +108,7 @@ class Dev:
     """A tmpfs with null, zero, full, random, urandom, tty, a devpts of its own, shm and the usual links."""
 
     target: str = "/dev"
+    shm_bytes: int = 64 << 20
 
 
 @final
@@ -366,8 +368,14 @@ class Hello:
     """Rows in its table."""
     pidfd: int = -1
     """Of the PID 1 or supervisor; belongs to the client object that made the attach and is closed with it."""
-    pid: int = -1
-    """The same process in this process's pid namespace."""
+
+    @property
+    def pid(self) -> int:
+        """Its pid in this process's pid namespace; -1 when it is gone or unknown."""
+        if self.pidfd < 0:
+            return -1
+        lines = Path(f"/proc/self/fdinfo/{self.pidfd}").read_text().splitlines()
+        return next((int(line.split()[1]) for line in lines if line.startswith("Pid:")), -1)
 
 
 @final
