@@ -32,6 +32,8 @@ class RuntimeConfig:
     """Never shown in a host image even where they lie under /usr: the agent's own home and state."""
     image_bytes_max: int = 32 << 30
     """A tar may unpack to so much."""
+    job_ids: tuple[tuple[int, int], ...] = ()
+    """Host ids (first, last) that jobs may run as besides the agent's own: part of the spawner's ceiling."""
     cgroup_parent: str = ""
     """Where cgroups are made: a v2 path such as system.slice/kp-work.service, or a v1 sub-directory; empty: the top."""
     binary: Path | None = None

@@ -131,7 +131,7 @@ def _spawner_config(config: RuntimeConfig, cgroup_bases: tuple[Path, ...]) -> Sp
         sources: tuple[Path, ...] = (Path("/"),)
     else:
         sources = (*map(Path, HOST_TREES), config.state_dir, *config.image_roots)
-    uids = ((config.uid_base, UID_END - 1),) if os.geteuid() == 0 else ()
+    uids = ((config.uid_base, UID_END - 1), *config.job_ids) if os.geteuid() == 0 else ()
     return SpawnerConfig(config.state_dir, tuple(path for path in sources if path.exists()), cgroup_bases, uids)
 
 
