@@ -125,7 +125,9 @@ class Config:
         "127.0.0.1:0", "own TLS listener of the data plane; empty: everything goes through the coordinator", _listen
     )
     node_file: Path = _row(Path("/etc/kernpool/node.toml"), "the owner's ceiling (ceiling.py)", _path)  # noqa: RUF009
-    work_socket: str = _row("", "the spawner's socket; empty: work/spawner.sock in the state directory", _text)
+    cgroup_parent: str = _row(
+        "", "where cgroups of work are made; empty: where kp-work.service runs, else the top", _text
+    )
     jobs_as: str = _row(
         "starter", "who jobs run as when the agent is root (docs/agent.md)", _choice("starter", "job_user")
     )
@@ -153,11 +155,6 @@ class Config:
     def work_dir(self) -> Path:
         """Where kp-init keeps sandboxes and jobs."""
         return self.state_dir / "work"
-
-    @property
-    def spawner_socket(self) -> Path:
-        """Where the spawner listens."""
-        return Path(self.work_socket) if self.work_socket else self.work_dir / "spawner.sock"
 
 
 FIELDS: Final[Mapping[str, Field[Any]]] = {row.name: row for row in fields(Config)}

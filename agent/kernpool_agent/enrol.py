@@ -69,9 +69,7 @@ async def enrol(keys: NodeKeys, token: JoinToken, url: str, hostname: str, *, ti
     except IdentityError as error:
         raise EnrolRefusedError(f"enrolment at {url} failed: {error}") from error
     except (KeyError, AttributeError) as error:
-        raise EnrolRefusedError(
-            f"{url} answered the enrolment without {error}: no coordinator of ours"
-        ) from error
+        raise EnrolRefusedError(f"{url} answered the enrolment without {error}: no coordinator of ours") from error
     log.info("enrolled as %s in cluster %s", identity.node_id, identity.cluster_id)
     return identity
 

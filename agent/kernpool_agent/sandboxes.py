@@ -31,7 +31,7 @@ from kernpool_mesh.messages import (
     Template,
 )
 from kernpool_mesh.reasons import EndReason
-from kernpool_sandbox.errors import SandboxEndedError, SandboxError
+from kernpool_sandbox.errors import SandboxEndedError, SandboxError, SandboxNotFoundError
 
 log = logging.getLogger(__name__)
 
@@ -71,12 +71,12 @@ class Runtime(Protocol):
         """Return when nothing of them is left; unknown ids count as done."""
         ...
 
-    async def extend(self, sandbox_id: str, ttl_s: float) -> None:
+    async def extend(self, sandbox_id: str, ttl_s: float) -> SandboxStatus:
         """Set the time to live anew; raises SandboxError."""
         ...
 
-    def get(self, sandbox_id: str) -> SandboxStatus | None:
-        """Return one that lives or ended lately."""
+    def get(self, sandbox_id: str) -> SandboxStatus:
+        """Return one that lives or ended lately; raises SandboxNotFoundError."""
         ...
 
     def sandboxes(self) -> list[SandboxStatus]:
@@ -200,7 +200,7 @@ class Sandboxes:
         if earlier is not None:
             await asyncio.wait([earlier])
             collector.add(self._known(sandbox_id, message))
-        elif self._runtime.get(sandbox_id) is not None:
+        elif self._find(sandbox_id) is not None:
             collector.add(self._known(sandbox_id, message))
         else:
             over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -272,12 +272,18 @@ class Sandboxes:
 
     def _known(self, sandbox_id: str, message: CreateSandboxes) -> SandboxItem:
         """Return what a repeated request is told."""
-        status = self._runtime.get(sandbox_id)
+        status = self._find(sandbox_id)
         if status is None:
             return SandboxItem(sandbox_id, error="an earlier try of this request failed; the sandbox is not there")
         if message.command is None:
             return SandboxItem(sandbox_id, status)
         return SandboxItem(sandbox_id, status, self._results.get(sandbox_id) or _unknown_result())
+
+    def _find(self, sandbox_id: str) -> SandboxStatus | None:
+        try:
+            return self._runtime.get(sandbox_id)
+        except SandboxNotFoundError:
+            return None
 
     def _remember(self, sandbox_id: str, result: CommandResult) -> None:
         if len(result.stdout) + len(result.stderr) > RESULT_KEPT_BYTES_MAX:

@@ -26,6 +26,8 @@ class RuntimeConfig:
     sandboxes_max: int = 8192
     """Living and parked ones together."""
     uid_base: int = UID_BASE
+    job_uids: tuple[tuple[int, int], ...] = ()
+    """Ranges (first, last) of host ids that jobs run as: allowed to the spawner beside those of sandboxes."""
     image_roots: tuple[Path, ...] | None = None
     """Directories under which images given by path must lie; None: anywhere but the host's own system directories."""
     hidden_paths: tuple[Path, ...] = ()

@@ -1,7 +1,6 @@
 """Puts a runtime together: lock, spawner, isolation, cgroups, journal, images; and takes it apart again."""
 
 import asyncio
-import contextlib
 import fcntl
 import hashlib
 import logging
@@ -64,8 +63,7 @@ class Parts:
 
     async def stop_spawner(self) -> None:
         """Make the spawner exit and remove the empty cgroups."""
-        with contextlib.suppress(KpInitError, OSError):
-            await self.spawning.client.stop()
+        await self.spawning.stop()
         self.cgroups.tree.remove_base()
 
     async def close(self) -> None:

@@ -25,7 +25,7 @@ def test_a_file_and_flags_make_the_settings_and_flags_win(tmp_path: Path) -> Non
     assert settings.coordinator == "https://[::1]:9"
     assert settings.labels == (("rack", "a1"),)
     assert settings.creates_at_once == 7
-    assert settings.spawner_socket == settings.state_dir / "work" / "spawner.sock"
+    assert settings.work_dir == settings.state_dir / "work"
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,7 @@ def test_a_manager_that_is_gone_is_told_once(tmp_path: Path, caplog: pytest.LogC
 def test_an_abstract_socket_is_understood() -> None:
     """Containers with systemd inside."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
-        listening.bind("\0kp-test-notify-%d" % os.getpid())
-        Notifier({"NOTIFY_SOCKET": "@kp-test-notify-%d" % os.getpid()}).ready()
+        name = f"kp-test-notify-{os.getpid()}"
+        listening.bind("\0" + name)
+        Notifier({"NOTIFY_SOCKET": "@" + name}).ready()
         assert listening.recv(99) == b"READY=1"

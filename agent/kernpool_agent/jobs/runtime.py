@@ -6,8 +6,10 @@ attaches to each living supervisor and reads the record, the one truth about an 
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
+import socket
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -209,7 +211,7 @@ class JobRuntime:
                 timeout_s=_ATTACH_TIMEOUT_S,
             )
         except GoneError:
-            self._conclude(attempt)
+            self._supervisor_left(attempt)
             return
         except NoAnswerError:
             self._in_background(self._attach_later(attempt))
@@ -220,7 +222,8 @@ class JobRuntime:
 
     async def _attach_later(self, attempt: Attempt) -> None:
         await asyncio.sleep(_RETRY_S)
-        await self._attach(attempt)
+        if not attempt.ended:
+            await self._attach(attempt)
 
     def _on_event(self, attempt: Attempt, event: JobEvent) -> None:
         match event:
@@ -230,10 +233,22 @@ class JobRuntime:
                 self._conclude(attempt)
             case Ended():
                 attempt.client = None
-                if not attempt.ended:
-                    self._in_background(self._attach(attempt))  # gone for good, or taken over: the answer tells
+                self._supervisor_left(attempt)
             case LogGrew():
                 pass  # followers are woken by the segments themselves
+
+    def _supervisor_left(self, attempt: Attempt) -> None:
+        """Its connection ended or never came: it is over, unless its socket is still listened on."""
+        record = self._record_of(attempt.name)
+        if (record is None or record.state is not JobState.ENDED) and self._is_listening(attempt.name):
+            # Another agent took it over, or it had no time for us. Not at once: two agents would chase each other.
+            self._in_background(self._attach_later(attempt))
+        else:
+            self._conclude(attempt)
+
+    def _is_listening(self, name: str) -> bool:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK) as probe:
+            return probe.connect_ex(str(self._socket_of(name))) in (0, errno.EAGAIN)
 
     def _read_record(self, attempt: Attempt) -> None:
         record = self._record_of(attempt.name)
@@ -298,7 +313,9 @@ class JobRuntime:
                 timeout_s=_ATTACH_TIMEOUT_S,
             )
         except GoneError:
-            answers = False
+            answers = self._is_listening(attempt.name)
+            if answers:
+                self._in_background(self._attach_later(attempt))
         except NoAnswerError:
             self._in_background(self._attach_later(attempt))
         record = self._record_of(attempt.name)
