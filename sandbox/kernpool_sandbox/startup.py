@@ -123,6 +123,16 @@ def _open_tree(facts: cgroup_detect.CgroupFacts, tag: str) -> tuple[CgroupTree, 
         return cgroup_detect.open_tree(none, tag), none
 
 
+def prepare_spawner(config: RuntimeConfig) -> tuple[Path, SpawnerConfig]:
+    """Return kp-init's path and the ceiling for whoever runs the spawner itself (a unit of its own).
+
+    Makes the state directory and the directories of its cgroups. StartError, OSError.
+    """
+    _check_state_dir(config.state_dir)
+    tree, _ = _open_tree(cgroup_detect.detect(parent=config.cgroup_parent), tag_of(config.state_dir))
+    return _binary(config), _spawner_config(config, tree.bases)
+
+
 def _spawner_config(config: RuntimeConfig, cgroup_bases: tuple[Path, ...]) -> SpawnerConfig:
     """Return the ceiling of the spawner: nothing outside of it can be mounted, joined or become."""
     if config.image_roots is None:
