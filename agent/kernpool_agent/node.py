@@ -113,7 +113,7 @@ async def open_node(config: Config) -> AsyncIterator[Node]:
         early.sandboxes = sandboxes
         jobs = await JobRuntime.open(
             JobConfig(state_dir=config.work_dir, user=user),
-            runtime.spawner,
+            runtime.living_spawner,
             runtime.cgroups,
             on_update=attempts.on_update,
             accepted=[attempt.accepted.key for attempt in fences.in_phase(Phase.ACCEPTED)],
