@@ -39,7 +39,8 @@ def detect(*, root: Path = Path("/"), parent: str = "") -> CgroupFacts:
         return v2
     if not mounts:
         return CgroupFacts("none", {}, ("no cgroup filesystem is mounted: mount cgroup2 at /sys/fs/cgroup",))
-    return CgroupFacts("none", {}, v2.problems or v1.problems)
+    on_v1 = any("memory" in mount.controllers for mount in mounts if not mount.v2)
+    return CgroupFacts("none", {}, v1.problems if on_v1 else v2.problems)
 
 
 def open_tree(facts: CgroupFacts, tag: str) -> CgroupTree:

@@ -26,14 +26,14 @@ class RuntimeConfig:
     sandboxes_max: int = 8192
     """Living and parked ones together."""
     uid_base: int = UID_BASE
-    job_uids: tuple[tuple[int, int], ...] = ()
-    """Ranges (first, last) of host ids that jobs run as: allowed to the spawner beside those of sandboxes."""
     image_roots: tuple[Path, ...] | None = None
     """Directories under which images given by path must lie; None: anywhere but the host's own system directories."""
     hidden_paths: tuple[Path, ...] = ()
     """Never shown in a host image even where they lie under /usr: the agent's own home and state."""
     image_bytes_max: int = 32 << 30
     """A tar may unpack to so much."""
+    job_ids: tuple[tuple[int, int], ...] = ()
+    """Host ids (first, last) that jobs may run as besides the agent's own: part of the spawner's ceiling."""
     cgroup_parent: str = ""
     """Where cgroups are made: a v2 path such as system.slice/kp-work.service, or a v1 sub-directory; empty: the top."""
     binary: Path | None = None

@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import shutil
+import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -150,7 +151,8 @@ def _digest(building: Path, scans: Iterable[TreeScan]) -> str:
             path = Path(directory, name)
             info = path.lstat()
             link = str(path.readlink()) if path.is_symlink() else ""
-            size, mtime_ns = (info.st_size, info.st_mtime_ns) if path.is_file() and not link else (0, 0)
-            what = (str(path.relative_to(building)), info.st_mode, info.st_uid, size, mtime_ns if size else 0, link)
+            what = (str(path.relative_to(building)), info.st_mode, info.st_uid, link)
             digest.update(repr(what).encode(errors="surrogateescape"))
+            if stat.S_ISREG(info.st_mode):
+                digest.update(path.read_bytes())
     return digest.hexdigest()[:16]

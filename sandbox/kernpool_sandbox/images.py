@@ -8,7 +8,6 @@ import json
 import os
 import pwd
 import shutil
-import sys
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -19,6 +18,7 @@ from kernpool_sandbox.config import RuntimeConfig
 from kernpool_sandbox.errors import ImageError
 from kernpool_sandbox.hostimage import HostImage, HostTree
 from kernpool_sandbox.isolation import NodeIsolation
+from kernpool_sandbox.subprograms import run_module
 from kernpool_sandbox.template import RootfsImage
 
 HOST_CHECK_AFTER_S = 600.0
@@ -163,20 +163,11 @@ def _directory_image(path: Path) -> RootfsImage:
 
 
 async def _work(job: dict[str, Any], what: str) -> dict[str, Any]:
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "kernpool_sandbox.imagework", json.dumps(job)),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
     try:
-        out, err = await asyncio.wait_for(process.communicate(), WORK_TIMEOUT_S)
+        status, out, err = await run_module("kernpool_sandbox.imagework", json.dumps(job), timeout_s=WORK_TIMEOUT_S)
     except TimeoutError:
         raise ImageError(f"{what} was not ready after {WORK_TIMEOUT_S:.0f} s") from None
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    if process.returncode:
-        raise ImageError(f"{what} cannot be used: {err.decode(errors='replace').strip()[-2000:]}")
+    if status:
+        raise ImageError(f"{what} cannot be used: {err}")
     result: dict[str, Any] = json.loads(out)
     return result

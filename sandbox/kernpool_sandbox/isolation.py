@@ -4,10 +4,8 @@ The kernel is asked by trying (probe.py, in a process of its own); why something
 know. `judge` is pure: it makes the node's answer of the two.
 """
 
-import asyncio
 import json
 import os
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +14,7 @@ from typing import Literal, final
 from kernpool_sandbox.cgroup_detect import CgroupFacts
 from kernpool_sandbox.cgroups import CgroupKind
 from kernpool_sandbox.errors import IsolationError
+from kernpool_sandbox.subprograms import run_module
 from kernpool_sandbox.sysfiles import read_text
 
 PROBE_TIMEOUT_S = 20.0
@@ -89,19 +88,12 @@ def host_facts(root: Path = Path("/")) -> HostFacts:
 
 async def ask_kernel(directory: Path) -> dict[str, str]:
     """Run probe.py below `directory`, on the filesystem where images will lie; IsolationError when it cannot run."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "kernpool_sandbox.probe", str(directory)),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
     try:
-        out, err = await asyncio.wait_for(process.communicate(), PROBE_TIMEOUT_S)
+        status, out, err = await run_module("kernpool_sandbox.probe", str(directory), timeout_s=PROBE_TIMEOUT_S)
     except TimeoutError:
-        process.kill()
-        await process.wait()
         raise IsolationError(f"the isolation probe did not end within {PROBE_TIMEOUT_S:.0f} s") from None
-    if process.returncode:
-        raise IsolationError(f"the isolation probe failed: {err.decode(errors='replace').strip()[-500:]}")
+    if status:
+        raise IsolationError(f"the isolation probe failed: {err[-500:]}")
     answer: dict[str, str] = json.loads(out)
     return answer
 

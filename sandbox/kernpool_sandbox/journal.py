@@ -18,7 +18,7 @@ import msgpack
 
 from kernpool_mesh.messages import Limits, Template
 from kernpool_mesh.reasons import EndReason
-from kernpool_sandbox.errors import JournalFullError
+from kernpool_sandbox.errors import JournalFullError, TemplateError
 
 VERSION = 1
 COMPACT_BYTES_MIN = 1 << 20
@@ -260,7 +260,7 @@ class Journal:
     def _append(self, record: list[Any]) -> None:
         data = self._pack(record)
         if len(data) > RECORD_BYTES_MAX:
-            raise ValueError(f"a journal record of {len(data)} bytes is over the bound of {RECORD_BYTES_MAX}")
+            raise TemplateError(f"a journal record of {len(data)} bytes is over the bound of {RECORD_BYTES_MAX}")
         try:
             if self._unwritten:
                 self._write(b"".join(self._unwritten))

@@ -134,7 +134,9 @@ class Parking:
                 task.cancel()
             await asyncio.wait(self._tasks)
         for name in list(self._pools.slots()):
-            await self._end(self._maker.slots[name])
+            slot = self._maker.slots[name]
+            self._pools.lost(slot.key, name)
+            await self._end(slot)
 
     async def close(self) -> None:
         """Stop parking; those that stand parked end by themselves."""

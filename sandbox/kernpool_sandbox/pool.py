@@ -31,7 +31,7 @@ class PoolPhase(StrEnum):
 
 _P = PoolPhase
 TRANSITIONS: Mapping[PoolPhase, frozenset[PoolPhase]] = {
-    _P.IDLE: frozenset({_P.FILLING}),
+    _P.IDLE: frozenset({_P.FILLING, _P.FULL, _P.DRAINING, _P.RESTING}),
     _P.FILLING: frozenset({_P.FULL, _P.DRAINING, _P.RESTING, _P.IDLE}),
     _P.FULL: frozenset({_P.FILLING, _P.DRAINING, _P.RESTING, _P.IDLE}),
     _P.DRAINING: frozenset({_P.IDLE, _P.FULL, _P.FILLING, _P.RESTING}),
@@ -276,14 +276,13 @@ class ParkedPools:
 
     def _target(self, pool: _Pool, now_s: float) -> int:
         policy = self._policy
-        unused_s = now_s - pool.used_at_s
         if pool.target is not None:
             drain_after_s = pool.target.drain_after_s
-            drained = drain_after_s > 0 and unused_s >= drain_after_s and not pool.live
+            drained = drain_after_s > 0 and now_s >= pool.used_at_s + drain_after_s and not pool.live
             return 0 if drained else min(pool.target.parked, policy.parked_max)
-        if now_s - pool.peak_at_s >= policy.auto_drain_after_s:
+        if now_s >= pool.peak_at_s + policy.auto_drain_after_s:
             pool.peak, pool.peak_at_s = pool.live, now_s
-        if pool.peak == 0 or unused_s >= policy.auto_drain_after_s:
+        if pool.peak == 0 or now_s >= pool.used_at_s + policy.auto_drain_after_s:
             return 0
         return min(policy.auto_max, max(policy.auto_min, pool.peak))
 
@@ -309,7 +308,7 @@ class ParkedPools:
     def _next_batch(self, pool: _Pool, target: int, now_s: float) -> int:
         policy = self._policy
         missing = target - len(pool.parked) - pool.parking
-        if now_s - pool.used_at_s >= policy.refill_quiet_s:
+        if now_s >= pool.used_at_s + policy.refill_quiet_s:
             return min(missing, policy.quiet_concurrency - pool.parking)
         if len(pool.parked) < policy.refill_at_once:
             return min(missing, policy.busy_concurrency - pool.parking)

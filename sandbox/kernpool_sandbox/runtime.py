@@ -127,6 +127,10 @@ class SandboxRuntime:
         """The connection to the node's spawner, for jobs."""
         return self._parts.spawning.client
 
+    async def living_spawner(self) -> SpawnerClient:
+        """Return the connection to a spawner that answers, starting one if the last one died, for jobs. KpInitError."""
+        return await self._parts.spawning.connect()
+
     @property
     def cgroups(self) -> CgroupTree:
         """The node's cgroups, for jobs: they choose names that begin with `j`, and adopt and sweep their own."""
@@ -146,10 +150,10 @@ class SandboxRuntime:
         workspace: str = "default",
         owner: str = "",
     ) -> SandboxStatus:
-        """Claim a parked sandbox or make one, and return it running. Idempotent: an id that is known is answered.
+        """Claim a parked sandbox or make one, and return it running. Idempotent: one that is known is returned.
 
         SandboxError: TemplateError, ImageError, IsolationError, NoCapacityError, JournalFullError, StartError;
-        SandboxEndedError when it was removed meanwhile.
+        SandboxEndedError when it was removed meanwhile, or lived before.
         """
         known = self._table.find(sandbox_id)
         if known is not None:
@@ -247,9 +251,11 @@ class SandboxRuntime:
             self._spawn_task(self._kill(slot))
 
     async def _settled(self, sandbox: Sandbox) -> SandboxStatus:
-        """Wait until a sandbox that somebody else creates is created, and return it."""
+        """Wait until a sandbox that somebody else creates is created, and return it; SandboxEndedError."""
         while sandbox.phase is Phase.STARTING:
             await self._next_change(sandbox.sandbox_id)
+        if sandbox.phase is not Phase.RUNNING:
+            raise self._ended_error(sandbox)
         return sandbox.status()
 
     # --- using ---
@@ -436,11 +442,20 @@ class SandboxRuntime:
         self._closed = True
         await self._parking.drain()
         await self.remove([sandbox.sandbox_id for sandbox in list(self._table.living())], EndReason.CANCELLED)
-        while self._tasks:
-            await asyncio.wait(self._tasks)
+        await self._all_gone()
         self._parts.cgroups.remove_spares()
         await self._parts.stop_spawner()
         await self.close()
+
+    async def _all_gone(self) -> None:
+        """Wait until every slot was given back. StartError after `remove_timeout_s`."""
+        deadline_s = self._loop.time() + self._config.remove_timeout_s
+        while self._maker.slots:
+            if self._loop.time() > deadline_s:
+                raise StartError(
+                    f"not gone after {self._config.remove_timeout_s:.0f} s: {', '.join(self._maker.slots)}"
+                )
+            await (asyncio.wait(self._tasks, timeout=0.1) if self._tasks else asyncio.sleep(0.001))
 
     # --- doing what the machines say ---
 

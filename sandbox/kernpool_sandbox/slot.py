@@ -95,7 +95,7 @@ class Slot:
             if not row.running:
                 await self.client.ack(row.exec_id)
                 continue
-            streams = await self.client.reattach(row.exec_id)
+            streams = await self.client.reattach(row.exec_id)  # what was kept for nobody is dropped with the rest
             self._orphans[row.exec_id] = (
                 PipeReader(self._loop, streams.stdout.fd, Dropped(), _nothing),
                 PipeReader(self._loop, streams.stderr.fd, Dropped(), _nothing),

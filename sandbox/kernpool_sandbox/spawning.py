@@ -1,6 +1,7 @@
 """The node's spawner as this runtime uses it: started when missing, found again, told each template once."""
 
 import asyncio
+import contextlib
 import logging
 import os
 from pathlib import Path
@@ -28,6 +29,7 @@ class Spawning:
         """Templates that the spawner was told of (or is being told), by key."""
         self._children: set[str] = set()
         """Slots whose end this spawner will report."""
+        self._stopping = False
         self._waiting: dict[str, asyncio.Future[None]] = {}
         """Who waits for a child to be reaped."""
 
@@ -76,6 +78,12 @@ class Spawning:
         await asyncio.wait([waiting], timeout=timeout_s)
         self._forget(name)
 
+    async def stop(self) -> None:
+        """Make the spawner exit; one that is gone already is no error."""
+        self._stopping = True
+        with contextlib.suppress(KpInitError, OSError):
+            await self.client.stop()
+
     def close(self) -> None:
         """Let go of the spawner; it goes on."""
         if self._client is not None:
@@ -117,8 +125,9 @@ class Spawning:
 
     def _lost(self) -> None:
         """The spawner is gone; its children live on, and a new one is started with the next request."""
-        if self._client is not None:
+        if self._client is not None and not self._stopping:
             log.warning("the spawner is gone; a new one is started when it is needed")
+        if self._client is not None:
             self._client.close()
             self._client = None
         for name in list(self._children):

@@ -1,7 +1,6 @@
 """Puts a runtime together: lock, spawner, isolation, cgroups, journal, images; and takes it apart again."""
 
 import asyncio
-import contextlib
 import fcntl
 import hashlib
 import logging
@@ -64,8 +63,7 @@ class Parts:
 
     async def stop_spawner(self) -> None:
         """Make the spawner exit and remove the empty cgroups."""
-        with contextlib.suppress(KpInitError, OSError):
-            await self.spawning.client.stop()
+        await self.spawning.stop()
         self.cgroups.tree.remove_base()
 
     async def close(self) -> None:
@@ -141,7 +139,7 @@ def _spawner_config(config: RuntimeConfig, cgroup_bases: tuple[Path, ...]) -> Sp
         sources: tuple[Path, ...] = (Path("/"),)
     else:
         sources = (*map(Path, HOST_TREES), config.state_dir, *config.image_roots)
-    uids = ((config.uid_base, UID_END - 1), *config.job_uids) if os.geteuid() == 0 else ()
+    uids = ((config.uid_base, UID_END - 1), *config.job_ids) if os.geteuid() == 0 else ()
     return SpawnerConfig(config.state_dir, tuple(path for path in sources if path.exists()), cgroup_bases, uids)
 
 

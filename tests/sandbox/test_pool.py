@@ -195,50 +195,75 @@ EVENTS = st.lists(
 )
 
 
+class Model:
+    """What must be true of the pools after any order of events, kept in the simplest way."""
+
+    def __init__(self) -> None:
+        self.pools = ParkedPools(POLICY)
+        self.now = 0.0
+        self.live = {"a": 0, "b": 0}
+        self.parking = {"a": 0, "b": 0}
+        self.standing: dict[str, list[str]] = {"a": [], "b": []}
+        self.count = 0
+
+    def claim(self, key: str, _amount: int) -> None:
+        slot = self.pools.claim(key, self.now)
+        self.live[key] += 1
+        if slot is not None:
+            self.standing[key].remove(slot)
+
+    def ended(self, key: str, _amount: int) -> None:
+        if self.live[key]:
+            self.live[key] -= 1
+            self.pools.ended(key)
+
+    def lost(self, key: str, _amount: int) -> None:
+        if self.standing[key]:
+            assert self.pools.lost(key, self.standing[key].pop())
+
+    def returned(self, key: str, _amount: int) -> None:
+        if self.live[key]:
+            self.pools.returned(key, self.stand(key))
+
+    def parked(self, key: str, _amount: int) -> None:
+        if self.parking[key]:
+            self.parking[key] -= 1
+            self.pools.parked(key, self.stand(key))
+
+    def failed(self, key: str, _amount: int) -> None:
+        if self.parking[key]:
+            self.parking[key] -= 1
+            self.pools.park_failed(key, self.now, "no")
+
+    def target(self, key: str, amount: int) -> None:
+        self.pools.set_targets({key: Target(amount, 5.0)} if amount else {}, self.now)
+
+    def time(self, _key: str, amount: int) -> None:
+        self.now += amount
+
+    def advance(self, _key: str, _amount: int) -> None:
+        for instruction in self.pools.advance(self.now):
+            match instruction:
+                case Park(which, count):
+                    self.parking[which] += count
+                    assert sum(self.parking.values()) + sum(map(len, self.standing.values())) <= POLICY.parked_max
+                case Drain(which, slots):
+                    for slot in slots:
+                        self.standing[which].remove(slot)
+        wakeup = self.pools.wakeup_s(self.now)
+        assert wakeup is None or wakeup > self.now or sum(self.parking.values())
+
+    def stand(self, key: str) -> str:
+        self.count += 1
+        self.standing[key].append(f"{key}{self.count}")
+        return f"{key}{self.count}"
+
+
 @settings(max_examples=300, deadline=None)
 @given(EVENTS)
 def test_no_order_of_events_breaks_a_bound_or_meets_an_illegal_transition(events: list[tuple[str, str, int]]) -> None:
     """Thousands of seeded orders of claims, deaths, failures and targets."""
-    pools = ParkedPools(POLICY)
-    now = 0.0
-    live = {"a": 0, "b": 0}
-    parking = {"a": 0, "b": 0}
-    standing: dict[str, list[str]] = {"a": [], "b": []}
-    for number, (what, key, amount) in enumerate(events):
-        match what:
-            case "claim":
-                slot = pools.claim(key, now)
-                live[key] += 1
-                if slot is not None:
-                    standing[key].remove(slot)
-            case "ended" if live[key]:
-                pools.ended(key)
-                live[key] -= 1
-            case "lost" if standing[key]:
-                assert pools.lost(key, standing[key].pop())
-            case "returned" if live[key]:
-                pools.returned(key, f"{key}{number}")
-                standing[key].append(f"{key}{number}")
-            case "parked" if parking[key]:
-                parking[key] -= 1
-                pools.parked(key, f"{key}{number}")
-                standing[key].append(f"{key}{number}")
-            case "failed" if parking[key]:
-                parking[key] -= 1
-                pools.park_failed(key, now, "no")
-            case "target":
-                pools.set_targets({key: Target(amount, 5.0)} if amount else {}, now)
-            case "time":
-                now += amount
-            case "advance":
-                for instruction in pools.advance(now):
-                    match instruction:
-                        case Park(which, count):
-                            parking[which] += count
-                        case Drain(which, slots):
-                            for slot in slots:
-                                standing[which].remove(slot)
-                assert sum(parking.values()) <= POLICY.parked_max
-                wakeup = pools.wakeup_s(now)
-                assert wakeup is None or wakeup > now or parking["a"] + parking["b"] > 0
-        assert sorted(pools.slots()) == sorted(standing["a"] + standing["b"])
+    model = Model()
+    for what, key, amount in events:
+        getattr(model, what)(key, amount)
+        assert sorted(model.pools.slots()) == sorted(model.standing["a"] + model.standing["b"])

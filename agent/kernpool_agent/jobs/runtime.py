@@ -6,9 +6,11 @@ attaches to each living supervisor and reads the record, the one truth about an 
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
-from collections.abc import Callable, Coroutine, Iterable
+import socket
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self, final
@@ -28,7 +30,7 @@ from kernpool_mesh.reasons import EndReason
 from kernpool_sandbox.cgroups import CgroupTree
 from kernpool_sandbox.kpinit.errors import GoneError, KpInitError, NoAnswerError
 from kernpool_sandbox.kpinit.job import JobClient
-from kernpool_sandbox.kpinit.plan import Ended, JobEvent, JobExited, LogGrew, StepStarted
+from kernpool_sandbox.kpinit.plan import Ended, JobEvent, JobExited, JobPlan, LogGrew, StepStarted
 from kernpool_sandbox.kpinit.record import JobRecord, JobState, read_job_record
 from kernpool_sandbox.kpinit.spawner import SpawnerClient
 
@@ -39,6 +41,9 @@ _ATTACHES_AT_ONCE: Final = 64
 _RETRY_S: Final = 1.0
 _SWEEP_WAITS_S: Final = (0.002, 0.01, 0.05, 0.2, 1.0, 2.0, 5.0)
 """Between tries to remove a cgroup whose last processes are still on their way out."""
+
+SpawnerSource = Callable[[], Awaitable[SpawnerClient]]
+"""Gives the connection to a spawner that lives, starting one if there is none; raises KpInitError."""
 
 
 @final
@@ -61,7 +66,7 @@ class JobRuntime:
     def __init__(
         self,
         config: JobConfig,
-        spawner: SpawnerClient,
+        spawner: SpawnerSource,
         cgroups: CgroupTree,
         on_update: Callable[[AttemptStatus], None],
     ) -> None:
@@ -80,7 +85,7 @@ class JobRuntime:
     async def open(
         cls,
         config: JobConfig,
-        spawner: SpawnerClient,
+        spawner: SpawnerSource,
         cgroups: CgroupTree,
         *,
         on_update: Callable[[AttemptStatus], None],
@@ -180,9 +185,19 @@ class JobRuntime:
             rlimits=self._cgroups.kind == "none",
         )
         try:
-            spawned = await self._spawner.spawn_job(attempt.name, plan)
+            await self._spawn_once(attempt.name, plan)
         except (OSError, KpInitError) as error:
             raise JobStartError(f"{attempt.key}: the spawner could not start it: {error}") from error
+
+    async def _spawn_once(self, name: str, plan: JobPlan) -> None:
+        """Have a supervisor made. A spawner takes each name once, so asking a second one starts nothing twice."""
+        try:
+            spawned = await (await self._spawner()).spawn_job(name, plan)
+        except GoneError:
+            try:
+                spawned = await (await self._spawner()).spawn_job(name, plan)
+            except FileExistsError:
+                return  # the one that died had begun; the attach tells how far it came
         os.close(spawned.pidfd)
 
     # --- following ---
@@ -196,7 +211,7 @@ class JobRuntime:
                 timeout_s=_ATTACH_TIMEOUT_S,
             )
         except GoneError:
-            self._conclude(attempt)
+            self._supervisor_left(attempt)
             return
         except NoAnswerError:
             self._in_background(self._attach_later(attempt))
@@ -207,7 +222,8 @@ class JobRuntime:
 
     async def _attach_later(self, attempt: Attempt) -> None:
         await asyncio.sleep(_RETRY_S)
-        await self._attach(attempt)
+        if not attempt.ended:
+            await self._attach(attempt)
 
     def _on_event(self, attempt: Attempt, event: JobEvent) -> None:
         match event:
@@ -217,10 +233,22 @@ class JobRuntime:
                 self._conclude(attempt)
             case Ended():
                 attempt.client = None
-                if not attempt.ended:
-                    self._in_background(self._attach(attempt))  # gone for good, or taken over: the answer tells
+                self._supervisor_left(attempt)
             case LogGrew():
                 pass  # followers are woken by the segments themselves
+
+    def _supervisor_left(self, attempt: Attempt) -> None:
+        """Its connection ended or never came: it is over, unless its socket is still listened on."""
+        record = self._record_of(attempt.name)
+        if (record is None or record.state is not JobState.ENDED) and self._is_listening(attempt.name):
+            # Another agent took it over, or it had no time for us. Not at once: two agents would chase each other.
+            self._in_background(self._attach_later(attempt))
+        else:
+            self._conclude(attempt)
+
+    def _is_listening(self, name: str) -> bool:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK) as probe:
+            return probe.connect_ex(str(self._socket_of(name))) in (0, errno.EAGAIN)
 
     def _read_record(self, attempt: Attempt) -> None:
         record = self._record_of(attempt.name)
@@ -285,7 +313,9 @@ class JobRuntime:
                 timeout_s=_ATTACH_TIMEOUT_S,
             )
         except GoneError:
-            answers = False
+            answers = self._is_listening(attempt.name)
+            if answers:
+                self._in_background(self._attach_later(attempt))
         except NoAnswerError:
             self._in_background(self._attach_later(attempt))
         record = self._record_of(attempt.name)

@@ -133,7 +133,7 @@ async def node(tmp_path_factory: pytest.TempPathFactory, trust: Trust) -> AsyncI
         updates: asyncio.Queue[AttemptStatus] = asyncio.Queue()
         jobs = await JobRuntime.open(
             JobConfig(state_dir=state_dir, user=own_user()),
-            runtime.spawner,
+            runtime.living_spawner,
             runtime.cgroups,
             on_update=updates.put_nowait,
         )

@@ -1,8 +1,11 @@
 """A real spawner, real supervisors and real cgroups for jobs."""
 
 import asyncio
+import errno
 import os
 import pwd
+import signal
+import socket
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
@@ -19,8 +22,8 @@ from kernpool_mesh.messages import AttemptState, AttemptStatus, Limits, StartAtt
 from kernpool_sandbox.cgroup_detect import detect, open_tree
 from kernpool_sandbox.cgroups import CgroupTree
 from kernpool_sandbox.kpinit.binary import find
-from kernpool_sandbox.kpinit.launch import SpawnerConfig, ensure_spawner
-from kernpool_sandbox.kpinit.spawner import SpawnerClient
+from kernpool_sandbox.kpinit.launch import SpawnerConfig
+from kernpool_sandbox.spawning import Spawning
 
 DEADLINE_S = 20.0
 POLL_S = 0.01
@@ -38,12 +41,24 @@ async def eventually(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(POLL_S)
 
 
+def read(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError:
+        return b""
+
+
+def refused(path: str) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+        return connection.connect_ex(path) == errno.ECONNREFUSED
+
+
 @dataclass
 class Jobs:
     """A JobRuntime and what it has told."""
 
     runtime: JobRuntime
-    spawner: SpawnerClient
+    spawning: Spawning
     cgroups: CgroupTree
     state_dir: Path
     home: Path
@@ -98,9 +113,26 @@ class Jobs:
                     return b"".join(parts)
                 parts.append(data)
 
-    async def nothing_left(self) -> None:
-        """Wait until no directory and no cgroup of a job is there."""
-        await eventually(lambda: not self.directories() and not self.cgroups.existing())
+    async def nothing_left(self, *besides: str) -> None:
+        """Wait until no directory (but these) and no cgroup of a job is there."""
+        await eventually(lambda: self.directories() == list(besides))
+        await self.no_cgroup_left()
+
+    async def no_cgroup_left(self) -> None:
+        await eventually(lambda: not self.cgroups.existing())
+
+    async def socket_gone(self, name: str) -> None:
+        """Wait until a supervisor has ended, when nobody is attached to it."""
+        await eventually(lambda: not (self.state_dir / "j" / f"{name}.sock").exists())
+
+    async def kill_spawner(self) -> None:
+        """SIGKILL; returns when nobody listens on its socket any more."""
+        path = str(self.state_dir / "spawner.sock")
+        argument = b"\0" + os.fsencode(self.state_dir) + b"\0"
+        lines = {int(file.parent.name): read(file) for file in Path("/proc").glob("[0-9]*/cmdline")}
+        # Supervisors are its forks and look the same; it is the oldest.
+        os.kill(min(pid for pid, line in lines.items() if argument in line and b"spawner\0" in line), signal.SIGKILL)
+        await eventually(lambda: refused(path))
 
     def directories(self) -> list[str]:
         return sorted(entry.name for entry in (self.state_dir / "j").iterdir())
@@ -109,43 +141,57 @@ class Jobs:
 OpenJobs = Callable[..., AbstractAsyncContextManager[Jobs]]
 
 
+@dataclass
+class Ground:
+    """Where jobs run in a test: a spawner's state directory and cgroups."""
+
+    config: SpawnerConfig
+    cgroups: CgroupTree
+
+    def spawning(self) -> Spawning:
+        return Spawning(self.config, find())
+
+
 @pytest_asyncio.fixture
-async def spawner_dir(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[Path, CgroupTree]]:
-    """A running spawner's state directory, with the cgroups it may use; all of it is gone afterwards."""
+async def ground(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ground]:
+    """A spawner's state directory, with the cgroups it may use; all of it is gone afterwards."""
     state_dir = tmp_path_factory.mktemp("w")
-    state_dir.chmod(0o700)
+    (state_dir / "j").mkdir(mode=0o700)
     cgroups = open_tree(detect(), f"test-{os.getpid()}-{state_dir.name}")
-    config = SpawnerConfig(
-        state_dir, allow_cgroups=cgroups.bases, allow_uids=((0, 0), (65534, 65534)) if os.geteuid() == 0 else ()
-    )
-    await ensure_spawner(config, find(), log_path=state_dir / "spawner.log")
-    yield state_dir, cgroups
-    client = await SpawnerClient.connect(state_dir / "spawner.sock")
+    ids = ((0, 0), (65534, 65534)) if os.geteuid() == 0 else ()
+    made = Ground(SpawnerConfig(state_dir, allow_cgroups=cgroups.bases, allow_uids=ids), cgroups)
+    yield made
+    spawning = made.spawning()
+    client = await spawning.connect()
     for child in await client.list():
         await client.kill(child.id)
     await client.stop()
-    client.close()
+    spawning.close()
     for name in cgroups.existing():
         await eventually(lambda name=name: cgroups.kill(name) and cgroups.remove(name))  # type: ignore[misc]
     cgroups.remove_base()
 
 
 @pytest.fixture
-def open_jobs(spawner_dir: tuple[Path, CgroupTree], tmp_path: Path) -> OpenJobs:
+def open_jobs(ground: Ground, tmp_path: Path) -> OpenJobs:
     """Open a JobRuntime as a starting agent does; closing it leaves the jobs alone."""
-    state_dir, cgroups = spawner_dir
 
     @asynccontextmanager
     async def open_(*, accepted: Iterable[AttemptKey] = (), user: User | None = None) -> AsyncIterator[Jobs]:
-        spawner = await SpawnerClient.connect(state_dir / "spawner.sock")
-        jobs = Jobs(None, spawner, cgroups, state_dir, tmp_path)  # type: ignore[arg-type]
-        config = JobConfig(state_dir=state_dir, user=user or own_user(tmp_path), segment_bytes=1 << 20)
-        jobs.runtime = await JobRuntime.open(config, spawner, cgroups, on_update=jobs.on_update, accepted=accepted)
+        spawning = ground.spawning()
+        jobs = Jobs(None, spawning, ground.cgroups, ground.config.state_dir, tmp_path)  # type: ignore[arg-type]
+        jobs.runtime = await JobRuntime.open(
+            JobConfig(state_dir=jobs.state_dir, user=user or own_user(tmp_path), segment_bytes=1 << 20),
+            spawning.connect,
+            ground.cgroups,
+            on_update=jobs.on_update,
+            accepted=accepted,
+        )
         try:
             yield jobs
         finally:
             await jobs.runtime.close()
-            spawner.close()
+            spawning.close()
 
     return open_
 

@@ -207,7 +207,7 @@ async def test_secrets_and_texts_are_in_no_argument_list_and_no_file(jobs: "Jobs
             continue
         assert b"marker-secret" not in cmdline
         assert b"marker-in-run" not in cmdline
-    files = [file for file in jobs.state_dir.rglob("*") if file.is_file()]
+    files = [file for file in (jobs.state_dir / "j").rglob("*") if file.is_file()]
     assert files
     for file in files:
         assert b"marker-" not in file.read_bytes()
