@@ -3,20 +3,18 @@
 import asyncio
 import signal
 from collections.abc import AsyncIterator
-from typing import Any
 
 import pytest
 import pytest_asyncio
+from contract_server import ContractServer
 
 from kernpool import ApiError, CommandFailedError, CutError, InvalidError, NotFoundError, UnreachableError
 from kernpool.aio import Client
 from kernpool.protocol.execution import Chunk
 
-Server = Any
-
 
 @pytest_asyncio.fixture
-async def aclient(server: Server) -> AsyncIterator[Client]:
+async def aclient(server: ContractServer) -> AsyncIterator[Client]:
     async with Client(server.url, "kpt_test") as made:
         yield made
 
@@ -38,7 +36,7 @@ async def test_a_wait_that_is_too_long_raises_and_the_job_goes_on(aclient: Clien
     assert (await job.cancel()).state == "cancelled"
 
 
-async def test_a_cut_log_goes_on_where_it_was(aclient: Client, server: Server) -> None:
+async def test_a_cut_log_goes_on_where_it_was(aclient: Client, server: ContractServer) -> None:
     server.state.cuts["/api/v1/jobs/j-1/logs"] = 3
     job = await aclient.launch({"run": "for i in $(seq 2000); do echo line $i; done"})
     await job.wait(10)
@@ -47,7 +45,7 @@ async def test_a_cut_log_goes_on_where_it_was(aclient: Client, server: Server) -
     assert server.state.cuts["/api/v1/jobs/j-1/logs"] == 0
 
 
-async def test_a_bulk_create_gives_a_result_each_and_leaves_nothing(aclient: Client, server: Server) -> None:
+async def test_a_bulk_create_gives_a_result_each_and_leaves_nothing(aclient: Client, server: ContractServer) -> None:
     server.state.cuts["/api/v1/sandboxes"] = 1
     async with await aclient.sandboxes.create(20, command=["echo", "hi"]) as batch:
         assert (batch.created, batch.failed, batch.ok) == (20, 0, True)
@@ -65,7 +63,7 @@ async def test_many_commands_run_at_once_over_one_client(aclient: Client) -> Non
         await sandbox.exec(["true"])
 
 
-async def test_a_command_whose_answer_is_cut_is_not_run_again(aclient: Client, server: Server) -> None:
+async def test_a_command_whose_answer_is_cut_is_not_run_again(aclient: Client, server: ContractServer) -> None:
     async with await aclient.sandboxes.create_one() as sandbox:
         server.state.cuts[f"/api/v1/sandboxes/{sandbox.id}/exec"] = 1
         with pytest.raises(CutError):

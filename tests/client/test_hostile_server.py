@@ -8,16 +8,15 @@ import time
 from typing import Any
 
 import pytest
-from conftest import helper  # type: ignore[import-not-found]
+import raw_server as raw
 
-from kernpool import ApiError, CutError, ProtocolError, UnreachableError
+from kernpool import ApiError, CutError, KernpoolError, ProtocolError, UnreachableError
+from kernpool.protocol.retries import TransportError
 from kernpool.sdk import Client
-from kernpool.sdk import transport as sync_transport
-
-raw = helper("raw_server")
+from kernpool.sdk.transport import Request
 
 
-def client_of(server: Any) -> Client:
+def client_of(server: raw.RawServer) -> Client:
     return Client(server.url, "kpt_test")
 
 
@@ -67,8 +66,8 @@ def test_a_server_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch
 
     started_s = time.monotonic()
     with raw.RawServer(silent) as server, client_of(server) as client:
-        call = sync_transport.Request("GET", "/status")
-        with pytest.raises(sync_transport.TransportError, match="no answer in time"):
+        call = Request("GET", "/status")
+        with pytest.raises(TransportError, match="no answer in time"):
             client.transport.open(client.origin, call, 0.05)
     assert time.monotonic() - started_s < 5
 
@@ -133,7 +132,9 @@ def upgrade(*frames: bytes) -> Any:
 
     def talk(connection: socket.socket, server: Any) -> None:
         request = server.requests[-1].decode()
-        key = next(line.split(": ")[1] for line in request.split("\r\n") if line.lower().startswith("sec-websocket-key"))
+        key = next(
+            line.split(": ")[1] for line in request.split("\r\n") if line.lower().startswith("sec-websocket-key")
+        )
         digest = hashlib.sha1((key + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11").encode()).digest()
         connection.sendall(
             b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
@@ -158,10 +159,9 @@ def test_a_websocket_that_breaks_the_rules_ends_in_an_error(
     frames: list[bytes], error: type[Exception], told: str
 ) -> None:
     talk = upgrade(*frames)
-    with raw.RawServer(lambda connection: talk(connection, server)) as server, client_of(server) as client:
-        process = client.sandboxes.handle("sb-1").start(["cat"])
-        with pytest.raises(error) as caught:
-            process.wait(5)
+    server = raw.RawServer(lambda connection: talk(connection, server))
+    with server, client_of(server) as client, pytest.raises(error) as caught:
+        client.sandboxes.handle("sb-1").start(["cat"]).wait(5)
     assert told in str(caught.value)
 
 
@@ -172,7 +172,5 @@ def test_a_handshake_for_somebody_else_is_refused() -> None:
 
 
 def test_a_token_with_a_line_break_is_never_sent() -> None:
-    with raw.RawServer(raw.ok(b"{}")) as server, Client(server.url, "kpt_x\r\nX-Evil: 1") as client:
-        with pytest.raises(ApiError, match="token"):
-            client.status()
-        assert server.requests == []
+    with pytest.raises(KernpoolError, match="token"):
+        Client("http://127.0.0.1:1", "kpt_x\r\nX-Evil: 1")

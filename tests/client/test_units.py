@@ -6,8 +6,9 @@ from kernpool.units import duration_s, show_duration, show_mib, show_number, siz
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"), [("90", 90), ("90s", 90), ("10m", 600), ("1h30m", 5400), ("500ms", 0.5), ("1.5h", 5400), ("2d", 172800), (7, 7)]
-)  # fmt: skip
+    ("text", "seconds"),
+    [("90", 90), ("90s", 90), ("10m", 600), ("1h30m", 5400), ("500ms", 0.5), ("1.5h", 5400), ("2d", 172800), (7, 7)],
+)
 def test_durations_are_read(text: str | float, seconds: float) -> None:
     assert duration_s(text) == seconds
 
@@ -19,8 +20,9 @@ def test_what_is_no_duration_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "mib"), [("512", 512), ("512m", 512), ("2g", 2048), ("1.5GiB", 1536), ("1t", 1 << 20), ("2048k", 2), (64, 64)]
-)  # fmt: skip
+    ("text", "mib"),
+    [("512", 512), ("512m", 512), ("2g", 2048), ("1.5GiB", 1536), ("1t", 1 << 20), ("2048k", 2), (64, 64)],
+)
 def test_sizes_are_read(text: str | int, mib: int) -> None:
     assert size_mib(text) == mib
 

@@ -67,6 +67,11 @@ class Sandbox:
         return f"sandbox/{self.id}"
 
     @property
+    def parked(self) -> bool:
+        """It was claimed from the parked pool, not made cold."""
+        return self.info is not None and self.info.parked
+
+    @property
     def node(self) -> str:
         """Id of its node; empty while nothing told."""
         return self.info.node if self.info else ""
@@ -233,10 +238,14 @@ class Sandboxes:
         return self._client.pages(lambda after: calls.sandboxes(labels or {}, state, after=after))
 
     async def remove(
-        self, ids: Sequence[str] = (), labels: Mapping[str, str] | None = None, *, everything: bool = False
+        self,
+        ids: Sequence[str] = (),
+        labels: Mapping[str, str] | None = None,
+        *,
+        all: bool = False,  # noqa: A002 - the word of the API and the command line
     ) -> int | None:
         """Remove by ids, by labels (all must match), or all of the workspace; gives the number where it is told."""
-        return await self._client.run(calls.remove_sandboxes(ids, labels or {}, everything=everything))
+        return await self._client.run(calls.remove_sandboxes(ids, labels or {}, everything=all))
 
     async def pools(self) -> tuple[Pool, ...]:
         """List the parked pools."""

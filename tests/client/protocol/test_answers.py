@@ -34,9 +34,10 @@ def test_a_line_that_is_no_object_is_refused(line: bytes) -> None:
 def test_a_line_without_an_end_is_given_up() -> None:
     """A hostile server must not fill our memory."""
     reader = LineReader(line_bytes_max=1000)
+    for _ in range(10):
+        reader.feed(b"x" * 100)
     with pytest.raises(ProtocolError, match="more than 1000 bytes"):
-        for _ in range(20):
-            reader.feed(b"x" * 100)
+        reader.feed(b"x")
 
 
 def test_fields_of_a_newer_server_are_kept_and_missing_ones_have_defaults() -> None:
@@ -71,15 +72,15 @@ def test_a_wrong_type_is_named(reader: Any, data: dict[str, Any], key: str) -> N
         reader(data)
 
 
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
-    max_leaves=8,
+ODD_VALUES: st.SearchStrategy[Any] = st.sampled_from(
+    [None, True, 0, -1, 1.5, 1 << 80, "", "x", [], [1], [{}], [[]], {}, {"a": 1}, {"id": []}]
+)
+KEYS = st.sampled_from(
+    ["id", "state", "attempts", "total", "sandbox", "result", "error", "jobs", "server", "limits", "env"]
 )
 
 
-@given(st.dictionaries(st.sampled_from(["id", "state", "attempts", "total", "sandbox", "result", "error", "done", "jobs",
-                                        "server", "nodes", "template", "limits", "details", "env", "facts"]), json_values))  # fmt: skip
+@given(st.dictionaries(KEYS, ODD_VALUES))
 def test_no_answer_makes_a_reader_fail_otherwise(data: dict[str, Any]) -> None:
     for reader in (
         JobInfo.read,
@@ -143,4 +144,6 @@ def test_a_name_cannot_climb_out_of_its_path(name: str) -> None:
 
 def test_names_and_paths_are_quoted() -> None:
     assert calls.node("a/../b?c#d").path == "/nodes/a%2F..%2Fb%3Fc%23d"
-    assert calls.files_path("sb-1", "stat", path="/a b&c=\udcff") == "/sandboxes/sb-1/files/stat?path=/a%20b%26c%3D%FF"
+    assert (
+        calls.files_path("sb-1", "stat", path="/a b&c=\udcff") == "/sandboxes/sb-1/files/stat?path=%2Fa%20b%26c%3D%FF"
+    )

@@ -6,6 +6,8 @@ from hypothesis import strategies as st
 
 from kernpool.protocol.http1 import HEAD_BYTES_MAX, AnswerReader, HttpError, chunk, request_head
 
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+
 
 def read(data: bytes, *, step: int = 0, eof: bool = False) -> tuple[AnswerReader, bytes]:
     """Feed the bytes, in pieces of `step`."""
@@ -26,7 +28,7 @@ def read(data: bytes, *, step: int = 0, eof: bool = False) -> tuple[AnswerReader
     [
         (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nX-A:  b \r\n\r\nhello", False),
         (
-            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhe\r\n3;ext=1\r\nllo\r\n0\r\nTrailer: x\r\n\r\n",
+            CHUNKED + b"2\r\nhe\r\n3;ext=1\r\nllo\r\n0\r\nTrailer: x\r\n\r\n",
             False,
         ),
         (b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello", False),
