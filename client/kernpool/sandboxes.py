@@ -29,9 +29,14 @@ def ls(labels: Mapping[str, str] | None = None, state: str | None = None) -> Ite
     return default_client().sandboxes.ls(labels, state)
 
 
-def remove(ids: Sequence[str] = (), labels: Mapping[str, str] | None = None, *, everything: bool = False) -> int | None:
+def remove(
+    ids: Sequence[str] = (),
+    labels: Mapping[str, str] | None = None,
+    *,
+    all: bool = False,  # noqa: A002 - the word of the API and the command line
+) -> int | None:
     """Remove sandboxes by ids, by labels, or all of the workspace."""
-    return default_client().sandboxes.remove(ids, labels, everything=everything)
+    return default_client().sandboxes.remove(ids, labels, all=all)
 
 
 def pools() -> tuple[Pool, ...]:

@@ -3,11 +3,10 @@
 from typing import Any
 
 import pytest
+from contract_server import ContractServer
 
 from kernpool import CutError, InvalidError, NotFoundError, Task
 from kernpool.sdk import Client
-
-Server = Any
 
 
 def test_a_job_runs_and_tells_its_log_and_exit_code(client: Client) -> None:
@@ -39,7 +38,7 @@ def test_a_wait_that_is_too_long_raises_and_the_job_goes_on(client: Client) -> N
     assert job.wait(timeout_s=5).reason == "cancelled"
 
 
-def test_a_cut_log_goes_on_where_it_was(client: Client, server: Server) -> None:
+def test_a_cut_log_goes_on_where_it_was(client: Client, server: ContractServer) -> None:
     """A proxy between the person and the coordinator restarts while a log is followed."""
     server.state.cuts["/api/v1/jobs/j-1/logs"] = 3
     job = client.launch({"run": "for i in $(seq 2000); do echo line $i; done"})
@@ -49,7 +48,7 @@ def test_a_cut_log_goes_on_where_it_was(client: Client, server: Server) -> None:
     assert server.state.cuts["/api/v1/jobs/j-1/logs"] == 0
 
 
-def test_a_log_that_only_ever_breaks_is_given_up(client: Client, server: Server, monkeypatch: Any) -> None:
+def test_a_log_that_only_ever_breaks_is_given_up(client: Client, server: ContractServer, monkeypatch: Any) -> None:
     monkeypatch.setattr("kernpool.protocol.logs.FIRST_PAUSE_S", 0.001)
     monkeypatch.setattr("kernpool.protocol.logs.PAUSE_S_MAX", 0.001)
     job = client.launch({"run": "printf x"})
@@ -59,7 +58,7 @@ def test_a_log_that_only_ever_breaks_is_given_up(client: Client, server: Server,
         list(job.logs())
 
 
-def test_bytes_rotated_away_are_counted(client: Client, server: Server) -> None:
+def test_bytes_rotated_away_are_counted(client: Client, server: ContractServer) -> None:
     """The reader was slower than the log's bound."""
     job = client.launch({"run": "for i in $(seq 1000); do echo 123456789; done"})
     job.wait(timeout_s=10)
@@ -78,7 +77,7 @@ def test_the_last_lines_alone_can_be_had(client: Client) -> None:
     assert b"".join(job.logs(tail=2)) == b"99\n100\n"
 
 
-def test_a_submit_whose_answer_was_lost_makes_one_job(client: Client, server: Server) -> None:
+def test_a_submit_whose_answer_was_lost_makes_one_job(client: Client, server: ContractServer) -> None:
     """The coordinator's host loses power between commit and answer; the client asks again with the same key."""
     server.state.cuts["/api/v1/jobs"] = 1
     job = client.launch({"run": "true"})

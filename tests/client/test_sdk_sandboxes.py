@@ -6,15 +6,14 @@ import threading
 from typing import Any
 
 import pytest
+from contract_server import ContractServer
 
 from kernpool import ApiError, CommandFailedError, CutError, InvalidError, NotFoundError, Pool, Template
 from kernpool.protocol.execution import Chunk, Exit
 from kernpool.sdk import Client
 
-Server = Any
 
-
-def test_a_bulk_create_gives_a_result_each_and_leaves_nothing(client: Client, server: Server) -> None:
+def test_a_bulk_create_gives_a_result_each_and_leaves_nothing(client: Client, server: ContractServer) -> None:
     with client.sandboxes.create(20, command=["sh", "-c", "echo $N; echo e >&2"], env={"N": "7"}) as batch:
         assert (batch.created, batch.failed, batch.ok, len(batch)) == (20, 0, True, 20)
         assert {item.result.stdout for item in batch if item.result} == {b"7\n"}
@@ -36,7 +35,9 @@ def test_items_that_could_not_be_made_carry_their_error(client: Client) -> None:
         client.sandboxes.create_one(env={"BREAK": "1"})
 
 
-def test_a_bulk_answer_that_is_cut_is_asked_for_again_and_makes_nothing_twice(client: Client, server: Server) -> None:
+def test_a_bulk_answer_that_is_cut_is_asked_for_again_and_makes_nothing_twice(
+    client: Client, server: ContractServer
+) -> None:
     """The network breaks after half of 240 results."""
     server.state.cuts["/api/v1/sandboxes"] = 1
     batch = client.sandboxes.create(10, command=["true"])
@@ -44,7 +45,7 @@ def test_a_bulk_answer_that_is_cut_is_asked_for_again_and_makes_nothing_twice(cl
     assert len(server.state.sandboxes) == 10
 
 
-def test_a_bulk_answer_that_is_always_cut_tells_what_came(client: Client, server: Server) -> None:
+def test_a_bulk_answer_that_is_always_cut_tells_what_came(client: Client, server: ContractServer) -> None:
     server.state.cuts["/api/v1/sandboxes"] = 100
     with pytest.raises(CutError) as caught:
         client.sandboxes.create(10)
@@ -55,7 +56,9 @@ def test_a_bulk_answer_that_is_always_cut_tells_what_came(client: Client, server
 @pytest.mark.parametrize(
     "options", [{"ttl": "ten minutes"}, {"memory": "lots"}, {"image": "none/such"}], ids=["ttl", "memory", "image"]
 )
-def test_options_that_make_no_sense_create_nothing(client: Client, server: Server, options: dict[str, Any]) -> None:
+def test_options_that_make_no_sense_create_nothing(
+    client: Client, server: ContractServer, options: dict[str, Any]
+) -> None:
     with pytest.raises(InvalidError):
         client.sandboxes.create(2, **options)
     assert server.state.sandboxes == {}
@@ -82,7 +85,7 @@ def test_output_beyond_the_bound_is_counted_not_kept(client: Client) -> None:
         assert (len(done.stdout), done.stdout_bytes_dropped) == (1000, 2999000)
 
 
-def test_a_command_whose_answer_is_cut_is_not_run_again(client: Client, server: Server) -> None:
+def test_a_command_whose_answer_is_cut_is_not_run_again(client: Client, server: ContractServer) -> None:
     """A command may have sent mail: nobody knows, so nobody repeats it."""
     with client.sandboxes.create_one() as sandbox:
         server.state.cuts[f"/api/v1/sandboxes/{sandbox.id}/exec"] = 1

@@ -29,9 +29,9 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
     home = Home.find()
     found = start(home, api_port=arguments.port, node_listen=listen, say=terminal.note)
     if found.was_running:
-        terminal.note(f"Kernpool runs already: {found.url}")
+        terminal.line(f"Kernpool is already running: {found.url}")
         if arguments.port is not None or listen is not None:
             terminal.note("Its addresses stay as they are until: kernpool api stop --keep-work")
     else:
-        terminal.note(f"Ready: {found.url}, state in {home.path}")
+        terminal.line(f"Ready: {found.url}, state in {home.path}")
     return 0

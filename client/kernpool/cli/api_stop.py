@@ -26,9 +26,9 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
             return 1
     stopped = stop(home, keep_work=arguments.keep_work, say=terminal.note)
     if not stopped.was_running:
-        terminal.note("Kernpool was not running on this machine.")
+        terminal.line("Kernpool was not running on this machine.")
     elif arguments.keep_work and work.any:
-        terminal.note(f"Stopped. {work} left running; `kernpool api start` finds them again.")
+        terminal.line(f"Stopped. {work} left running; `kernpool api start` finds them again.")
     else:
-        terminal.note("Stopped.")
+        terminal.line("Stopped.")
     return 0

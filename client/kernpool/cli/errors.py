@@ -8,4 +8,4 @@ class UsageError(Exception):
 
 
 class TaskFileError(InvalidError):
-    """The task file is wrong; each problem is told with its place."""
+    """The task file is wrong; the message tells each problem with its place, as compilers do."""

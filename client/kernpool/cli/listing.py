@@ -32,7 +32,7 @@ def write(
 ) -> None:
     """Write the items as --json, -q or neither ask."""
     if arguments.json:
-        terminal.document([item.raw for item in items])
+        terminal.document({"items": [item.raw for item in items]})
     elif arguments.quiet:
         for item in items:
             terminal.line(name(item))

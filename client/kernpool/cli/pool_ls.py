@@ -17,7 +17,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
     with connect(terminal) as client:
         pools = client.sandboxes.pools()
     if arguments.json:
-        terminal.document([pool.document() for pool in pools])
+        terminal.document({"items": [pool.document() for pool in pools]})
     else:
         empty = "No pools were set: nodes keep some sandboxes parked by themselves, after recent use."
         terminal.table(shown.POOL_COLUMNS, map(shown.pool_row, pools), empty=empty)

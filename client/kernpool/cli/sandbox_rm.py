@@ -30,7 +30,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
         if not ids and not many:
             terminal.note("There are none.")
             return 0
-        removed = client.sandboxes.remove(ids, labels, everything=arguments.all)
+        removed = client.sandboxes.remove(ids, labels, all=arguments.all)
         if ids:
             for sandbox_id in ids:
                 terminal.line(f"{sandbox_id}: removed")

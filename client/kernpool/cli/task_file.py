@@ -21,16 +21,24 @@ def read_task(text: bytes, name: str) -> Task:
     return task
 
 
-def with_options(task: Task, fields: Mapping[str, Any]) -> dict[str, Any]:
+def with_options(task: Task, fields: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Lay fields of the command line over a task. Raises TaskFileError."""
     document = task.to_document() | dict(fields)
     try:
-        return check_task(document).to_document()
+        whole = check_task(document) if fields else task
     except SpecError as error:
         raise _error("the options", error.problems) from None
+    if missing := whole.missing_variables():
+        say = " ".join(f"--{'secret' if name in whole.secrets else 'env'} {name}" for name in missing)
+        problem = SpecProblem(f"{', '.join(missing)}: the file leaves {_them(missing)} to you: say {say}")
+        raise _error(name, [problem])
+    return whole.to_document()
+
+
+def _them(names: list[str]) -> str:
+    return "it" if len(names) == 1 else "them"
 
 
 def _error(name: str, problems: list[SpecProblem]) -> TaskFileError:
-    count = "one problem" if len(problems) == 1 else f"{len(problems)} problems"
-    details = [problem.as_detail() for problem in problems]
-    return TaskFileError(f"{name}: {count}; nothing was submitted.", code="invalid", details=details)
+    lines = [f"{name}:{problem}" if problem.line else f"{name}: {problem}" for problem in problems]
+    return TaskFileError("\n".join([*lines, "Nothing was submitted."]), code="invalid")

@@ -143,7 +143,7 @@ def _from_file(
         if "accelerators" in resources:
             kept.pop("gpus", None)
         fields["resources"] = kept | resources
-    return with_options(task, fields) if fields else own
+    return with_options(task, fields, arguments.file)
 
 
 def _bytes(file: str) -> bytes:

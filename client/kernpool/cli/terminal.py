@@ -66,8 +66,7 @@ class Terminal:
 
     def write_error(self, data: bytes) -> None:
         """Write bytes of a command's error output as they are."""
-        self.status("")
-        sys.stderr.flush()
+        self._begin_note()
         sys.stderr.buffer.write(data)
         sys.stderr.buffer.flush()
 
@@ -97,14 +96,14 @@ class Terminal:
 
     def note(self, text: str) -> None:
         """Say something about the work."""
-        self.status("")
+        self._begin_note()
         sys.stderr.write(f"{clean(text)}\n")
         sys.stderr.flush()
 
     def problem(self, message: str, hint: str = "") -> None:
         """Say what went wrong and what to do next."""
         red, plain = ("\x1b[31m", "\x1b[0m") if self.is_live and "NO_COLOR" not in os.environ else ("", "")
-        self.status("")
+        self._begin_note()
         lines = clean(message).split("\n")
         sys.stderr.write(f"{red}{lines[0]}{plain}\n")
         for text in (*lines[1:], *([clean(hint)] if hint else [])):
@@ -118,6 +117,10 @@ class Terminal:
             place = f"{detail['line']}:{detail.get('column', 0)}: " if detail.get("line") else ""
             key = f"{detail['key']}: " if detail.get("key") else ""
             sys.stderr.write(f"  {clean(place + key + str(detail.get('message', '')))}\n")
+
+    def _begin_note(self) -> None:
+        self.status("")
+        sys.stdout.flush()  # with both in one pipe the order stays what a terminal would show
 
     def status(self, text: str) -> None:
         """Show one line that the next output replaces; nothing in a pipe."""

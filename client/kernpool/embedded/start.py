@@ -280,8 +280,8 @@ def _spawn(module: str, log: Path, *arguments: str) -> Process | None:
     try:
         done = subprocess.run(
             [sys.executable, "-I", "-S", "-c", LAUNCHER, str(log), *command],
-            stdin=subprocess.DEVNULL, capture_output=True, env=child_environment(), cwd="/", start_new_session=True, check=True,
-            timeout=30,
+            stdin=subprocess.DEVNULL, capture_output=True, env=child_environment(), cwd="/", start_new_session=True,
+            check=True, timeout=30,
         )  # fmt: skip
     except (OSError, subprocess.SubprocessError) as error:
         raise StartError(f"Cannot run {sys.executable} -m {module}: {error}.") from error

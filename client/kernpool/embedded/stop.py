@@ -102,7 +102,7 @@ def _end_work(say: Say) -> None:
     """Ask the coordinator to end all jobs and sandboxes, so that cgroups and mounts are cleared away as always."""
     try:
         with Client(endpoint=find_endpoint(environ={})) as client:
-            client.sandboxes.remove(everything=True)
+            client.sandboxes.remove(all=True)
             jobs = [client.job(info.id) for info in client.jobs(state=UNFINISHED)]
             for job in jobs:
                 job.cancel()

@@ -5,14 +5,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, final
 
-from kernpool.errors import ProtocolError
+from kernpool.errors import CutError, ProtocolError
 from kernpool.protocol import fields as read
 from kernpool.protocol.lines import read_object
+from kernpool.protocol.websocket import Message, Opcode
 from kernpool.results import CommandResult, read_problem
 
 STDIN, STDOUT, STDERR = 0, 1, 2
 STDIN_END: Final = bytes((STDIN,))
 """The frame that ends the input."""
+COMMAND_CUT: Final = "The connection to the command broke"
+UNKNOWN_END: Final = "Whether the command still runs is not known."
 FRAME_BYTES: Final = 256 * 1024
 NAMES: Final = {STDOUT: "stdout", STDERR: "stderr"}
 
@@ -61,6 +64,20 @@ def read_text(frame: bytes) -> Exit:
     if isinstance(event, Chunk):
         raise ProtocolError("the server sent output as text")
     return event
+
+
+def read_message(message: Message) -> Chunk | Exit:
+    """Read what the node said over a WebSocket. Raises CutError for a close before the end, ApiError, ProtocolError."""
+    match message.kind:
+        case Opcode.BINARY:
+            return read_binary(message.data)
+        case Opcode.TEXT:
+            return read_text(message.data)
+        case Opcode.CLOSE:
+            reason = message.data.decode("utf-8", "replace") or f"code {message.code}"
+            raise CutError(f"The node closed the connection to the command: {reason}.", hint=UNKNOWN_END)
+        case _:
+            raise ProtocolError("the node sent what is no part of a command's output")
 
 
 def stdin_frames(data: bytes) -> Iterator[bytes]:

@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 from kernpool import __version__
 from kernpool.endpoint import Endpoint, check_url
-from kernpool.errors import ProtocolError
+from kernpool.errors import KernpoolError, ProtocolError
 from kernpool.protocol.routes import Direct
 
 USER_AGENT: Final = f"kernpool/{__version__}"
@@ -60,7 +60,9 @@ class Origin:
 
 
 def coordinator_origin(endpoint: Endpoint) -> Origin:
-    """Give the origin of the coordinator's API."""
+    """Give the origin of the coordinator's API. Raises KernpoolError for a token that no server gave."""
+    if not endpoint.token.isascii() or not endpoint.token.isprintable():
+        raise KernpoolError("The API's token has characters that no token has: is it cut or pasted twice?")
     parts = urlsplit(endpoint.url)
     is_tls = parts.scheme == "https"
     return Origin(

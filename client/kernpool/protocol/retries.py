@@ -1,7 +1,11 @@
 """When a failed call may be sent again: decided from what happened, a few times at most, never twice the effect."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Final, final
+
+from kernpool.errors import UnreachableError
+from kernpool.protocol.origin import Origin
 
 TRIES_MAX: Final = 4
 FIRST_PAUSE_S: Final = 0.05
@@ -56,3 +60,23 @@ class Retries:
         self._tries += 1
         self._pause_s *= PAUSE_GROWTH
         return pause_s
+
+
+def unreachable(origin: Origin, error: TransportError) -> UnreachableError:
+    """Make the error that people see."""
+    what = "node" if origin.is_node else "coordinator"
+    if error.sent:
+        message = f"The connection to the {what} at {origin.url} broke: {error}."
+        return UnreachableError(message, hint="What was asked for may have been done: look before you try again.")
+    return UnreachableError(
+        f"Cannot reach the {what} at {origin.url}: {error}.", hint="See whether it runs with: kernpool api status"
+    )
+
+
+@contextlib.contextmanager
+def told(origin: Origin) -> Iterator[None]:
+    """Turn a TransportError inside into an UnreachableError."""
+    try:
+        yield
+    except TransportError as error:
+        raise unreachable(origin, error) from error

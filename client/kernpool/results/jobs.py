@@ -91,3 +91,8 @@ class JobInfo:
     def ended(self) -> bool:
         """It is over and nothing of this record changes any more."""
         return self.state in JOB_ENDS
+
+    def node_of(self, index: int) -> str:
+        """Name the node of a rank's newest attempt; empty while it has none."""
+        nodes = [attempt.node for attempt in self.attempts if attempt.index == index]
+        return nodes[-1] if nodes else ""

@@ -12,11 +12,11 @@ from kernpool.protocol import calls
 from kernpool.protocol.calls import Call, Page
 from kernpool.protocol.lines import LineReader
 from kernpool.protocol.origin import Origin, coordinator_origin, node_origin
-from kernpool.protocol.retries import TransportError
+from kernpool.protocol.retries import TransportError, told
 from kernpool.protocol.routes import Direct, Routes, Way
 from kernpool.sdk.jobs import Job
 from kernpool.sdk.sandbox import Sandboxes
-from kernpool.sdk.transport import Request, Stream, Transport, new_retries, told, with_retries
+from kernpool.sdk.transport import Request, Stream, Transport, new_retries, with_retries
 from kernpool.tasks import TaskLike, task_document
 
 if TYPE_CHECKING:

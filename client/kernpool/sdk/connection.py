@@ -5,13 +5,10 @@ import select
 import socket
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Final, Self, final
+from typing import Any, Final, Self, final
 
 from kernpool.protocol.origin import Origin
 from kernpool.protocol.retries import TransportError
-
-if TYPE_CHECKING:
-    import ssl
 
 READ_BYTES: Final = 256 * 1024
 KEEPALIVE: Final = (
@@ -22,9 +19,6 @@ KEEPALIVE: Final = (
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4),
 )
 """A follower of a silent log has no deadline: a dead peer is found by TCP itself, after 70 s."""
-
-_contexts: dict[tuple[str, str], "ssl.SSLContext"] = {}
-_contexts_lock = threading.Lock()
 
 
 @final
@@ -56,6 +50,8 @@ class Connection:
             for level, option, value in KEEPALIVE:
                 sock.setsockopt(level, option, value)
             if origin.is_tls:
+                from kernpool.tls import tls_context
+
                 sock.settimeout(max(deadline_s - time.monotonic(), 0.001))
                 sock = tls_context(origin).wrap_socket(sock, server_hostname=origin.server_name or origin.host)
             sock.settimeout(0)
@@ -136,28 +132,6 @@ class Connection:
             self.wait(read=True, write=False, deadline_s=deadline_s)
             data = self.receive_some()
         return data
-
-
-def tls_context(origin: Origin) -> "ssl.SSLContext":
-    """Give the context for an origin: its own authority alone where it names one."""
-    import ssl
-
-    key = (origin.ca_pem, origin.ca_file)
-    with _contexts_lock:
-        context = _contexts.get(key)
-        if context is None:
-            try:
-                context = ssl.create_default_context(
-                    cadata=origin.ca_pem or None, cafile=None if origin.ca_pem else origin.ca_file or None
-                )
-            except (OSError, ValueError) as error:
-                raise TransportError(f"the CA file {origin.ca_file or '(of the node)'}: {error}", sent=False) from error
-            if origin.is_node:
-                context.minimum_version = ssl.TLSVersion.TLSv1_3
-            if len(_contexts) >= 64:
-                _contexts.clear()
-            _contexts[key] = context
-        return context
 
 
 def _wants_io(error: OSError) -> bool:

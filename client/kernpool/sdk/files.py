@@ -1,18 +1,20 @@
 """Files in a sandbox: bytes in and out, streamed, and the few operations around them."""
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, Final, TypeVar, final
 
 from kernpool.errors import CutError, NotFoundError
 from kernpool.protocol import calls
-from kernpool.protocol.retries import TransportError
+from kernpool.protocol.calls import Call
+from kernpool.protocol.retries import TransportError, told
 from kernpool.results import FileInfo
-from kernpool.sdk.transport import Request, told
+from kernpool.sdk.transport import Request, Stream
 
 if TYPE_CHECKING:
     from kernpool.sdk.client import Client
     from kernpool.sdk.sandbox import Sandbox
 
+T = TypeVar("T")
 READ_BYTES_MAX: Final = 1 << 30
 """`read` gives a file as one value up to here; `iter` has no bound."""
 STALL_S: Final = 120.0
@@ -43,7 +45,7 @@ class Files:
         """Give a file piece by piece."""
         target = calls.files_path(self._sandbox.id, path=path, offset=offset or None, limit=limit)
         request = Request("GET", target)
-        with self._client.open_at_node(self._sandbox.object, self._sandbox.node, lambda _: request) as stream:
+        with self._open(request) as stream:
             try:
                 while piece := stream.read(STALL_S):
                     yield piece
@@ -55,21 +57,17 @@ class Files:
         body = data.encode() if isinstance(data, str) else data
         target = calls.files_path(self._sandbox.id, path=path, mode=f"{mode:o}", user=user or None)
         request = Request("PUT", target, body, "application/octet-stream", repeatable=isinstance(body, bytes))
-        stream = self._client.open_at_node(self._sandbox.object, self._sandbox.node, lambda _: request)
+        stream = self._open(request)
         with told(self._client.origin):
             stream.read_all(STALL_S)
 
     def list(self, path: str = "/") -> tuple[FileInfo, ...]:
         """List a directory."""
-        return self._client.run_at_node(
-            self._sandbox.object, self._sandbox.node, calls.list_files(self._sandbox.id, path)
-        )
+        return self._run(calls.list_files(self._sandbox.id, path))
 
     def stat(self, path: str) -> FileInfo:
         """Describe a file. Raises NotFoundError."""
-        return self._client.run_at_node(
-            self._sandbox.object, self._sandbox.node, calls.stat_file(self._sandbox.id, path)
-        )
+        return self._run(calls.stat_file(self._sandbox.id, path))
 
     def exists(self, path: str) -> bool:
         """Say whether there is such a file."""
@@ -81,12 +79,18 @@ class Files:
 
     def mkdir(self, path: str) -> None:
         """Make a directory and its parents."""
-        self._client.run_at_node(self._sandbox.object, self._sandbox.node, calls.make_directory(self._sandbox.id, path))
+        self._run(calls.make_directory(self._sandbox.id, path))
 
     def move(self, path: str, to: str) -> None:
         """Rename, replacing a file that is there."""
-        self._client.run_at_node(self._sandbox.object, self._sandbox.node, calls.move_file(self._sandbox.id, path, to))
+        self._run(calls.move_file(self._sandbox.id, path, to))
 
     def remove(self, path: str) -> None:
         """Remove a file, or a directory with all in it."""
-        self._client.run_at_node(self._sandbox.object, self._sandbox.node, calls.remove_file(self._sandbox.id, path))
+        self._run(calls.remove_file(self._sandbox.id, path))
+
+    def _run(self, call: Call[T]) -> T:
+        return self._client.run_at_node(self._sandbox.object, self._sandbox.node, call)
+
+    def _open(self, request: Request) -> Stream:
+        return self._client.open_at_node(self._sandbox.object, self._sandbox.node, lambda _: request)

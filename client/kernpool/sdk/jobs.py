@@ -74,7 +74,7 @@ class Job:
             try:
                 stream = self._client.open_at_node(
                     f"job/{self.id}",
-                    self._node_of(index),
+                    self.info.node_of(index),
                     lambda direct: Request("GET", position.path(direct=direct)),
                 )
                 with stream:
@@ -91,8 +91,3 @@ class Job:
                 time.sleep(pause_s)
             else:
                 return
-
-    def _node_of(self, index: int) -> str:
-        """Name the node of a rank's newest attempt; empty while it has none."""
-        nodes = [attempt.node for attempt in self.info.attempts if attempt.index == index]
-        return nodes[-1] if nodes else ""

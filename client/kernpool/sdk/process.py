@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, final
 
-from kernpool.errors import CutError, ProtocolError, UnreachableError
+from kernpool.errors import CutError, UnreachableError
 from kernpool.protocol import execution
-from kernpool.protocol.execution import Chunk
+from kernpool.protocol.execution import COMMAND_CUT, UNKNOWN_END, Chunk, read_message
 from kernpool.protocol.retries import TransportError
-from kernpool.protocol.websocket import Message, Opcode
+from kernpool.protocol.websocket import Opcode
 from kernpool.results import CommandResult
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class Process:
         try:
             self._socket.send(kind, data)
         except TransportError as error:
-            raise CutError(f"The connection to the command broke: {error}.") from error
+            raise CutError(f"{COMMAND_CUT}: {error}.") from error
 
     def _next(self, deadline_s: float | None) -> Chunk | None:
         """Give the next output; None: it has ended. Raises TimeoutError at the deadline."""
@@ -82,30 +82,13 @@ class Process:
         except TransportError as error:
             if error.timed_out:
                 raise TimeoutError("the command still runs") from error
-            raise CutError(f"The connection to the command broke: {error}.", hint=_UNKNOWN) from error
+            raise CutError(f"{COMMAND_CUT}: {error}.", hint=UNKNOWN_END) from error
         event = read_message(message)
         if isinstance(event, Chunk):
             return event
         self.result = event.result
         self._socket.close()
         return None
-
-
-_UNKNOWN = "Whether the command still runs is not known."
-
-
-def read_message(message: Message) -> "Chunk | execution.Exit":
-    """Read what the node said. Raises CutError for a close before the end, ApiError, ProtocolError."""
-    match message.kind:
-        case Opcode.BINARY:
-            return execution.read_binary(message.data)
-        case Opcode.TEXT:
-            return execution.read_text(message.data)
-        case Opcode.CLOSE:
-            reason = message.data.decode("utf-8", "replace") or f"code {message.code}"
-            raise CutError(f"The node closed the connection to the command: {reason}.", hint=_UNKNOWN)
-        case _:
-            raise ProtocolError("the node sent what is no part of a command's output")
 
 
 @final

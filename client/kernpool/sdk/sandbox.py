@@ -3,8 +3,9 @@
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Self, Unpack, final, overload
+from typing import TYPE_CHECKING, Final, Self, Unpack, final
 
+from kernpool.batch import Items
 from kernpool.errors import CutError, KernpoolError
 from kernpool.options import Argv, CommandOptions, CreateOptions, argv_of
 from kernpool.protocol import calls
@@ -61,6 +62,11 @@ class Sandbox:
     def object(self) -> str:
         """Its name in tokens and events."""
         return f"sandbox/{self.id}"
+
+    @property
+    def parked(self) -> bool:
+        """It was claimed from the parked pool, not made cold."""
+        return self.info is not None and self.info.parked
 
     @property
     def node(self) -> str:
@@ -133,27 +139,14 @@ class Sandbox:
 
 
 @final
-class Batch(Sequence[Created[Sandbox]]):
+class Batch(Items[Sandbox]):
     """What came of a bulk create; as a context manager it removes at the end what it made."""
 
-    __slots__ = ("_client", "_items")
+    __slots__ = ("_client",)
 
     def __init__(self, client: "Client", items: list[Created[Sandbox]]) -> None:
+        super().__init__(items)
         self._client = client
-        self._items = items
-
-    @overload
-    def __getitem__(self, index: int) -> Created[Sandbox]: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Created[Sandbox]]: ...
-    def __getitem__(self, index: int | slice) -> Created[Sandbox] | list[Created[Sandbox]]:
-        return self._items[index]
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def __repr__(self) -> str:
-        return f"Batch({self.created} created, {self.failed} failed)"
 
     def __enter__(self) -> Self:
         return self
@@ -163,31 +156,10 @@ class Batch(Sequence[Created[Sandbox]]):
     ) -> None:
         self.remove()
 
-    @property
-    def sandboxes(self) -> list[Sandbox]:
-        """The handles of those that were made."""
-        return [item.sandbox for item in self._items if item.error is None]
-
-    @property
-    def created(self) -> int:
-        """How many were made."""
-        return sum(item.error is None for item in self._items)
-
-    @property
-    def failed(self) -> int:
-        """How many could not be made."""
-        return len(self._items) - self.created
-
-    @property
-    def ok(self) -> bool:
-        """All were made, and the command, if any, exited with 0 in each."""
-        return all(item.ok for item in self._items)
-
     def remove(self) -> None:
         """Remove all that were made."""
-        ids = [item.id for item in self._items if item.error is None]
-        if ids:
-            self._client.run(calls.remove_sandboxes(ids, {}))
+        if self.ids:
+            self._client.run(calls.remove_sandboxes(self.ids, {}))
 
 
 @final
@@ -269,10 +241,14 @@ class Sandboxes:
         return self._client.pages(lambda after: calls.sandboxes(labels or {}, state, after=after))
 
     def remove(
-        self, ids: Sequence[str] = (), labels: Mapping[str, str] | None = None, *, everything: bool = False
+        self,
+        ids: Sequence[str] = (),
+        labels: Mapping[str, str] | None = None,
+        *,
+        all: bool = False,  # noqa: A002 - the word of the API and the command line
     ) -> int | None:
         """Remove by ids, by labels (all must match), or all of the workspace; gives the number where it is told."""
-        return self._client.run(calls.remove_sandboxes(ids, labels or {}, everything=everything))
+        return self._client.run(calls.remove_sandboxes(ids, labels or {}, everything=all))
 
     def pools(self) -> tuple[Pool, ...]:
         """List the parked pools."""

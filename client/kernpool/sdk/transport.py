@@ -1,11 +1,10 @@
 """HTTP over kept connections: a request out, an answer or a stream back; what may be repeated is repeated."""
 
-import contextlib
 import random
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self, TypeVar, final
@@ -14,7 +13,7 @@ from kernpool.errors import ProtocolError, UnreachableError
 from kernpool.protocol.calls import ANSWER_BYTES_MAX, Call
 from kernpool.protocol.http1 import AnswerReader, HttpError, chunk, request_head
 from kernpool.protocol.origin import CONTENT_TYPE_JSON, Origin
-from kernpool.protocol.retries import Retries, TransportError
+from kernpool.protocol.retries import Retries, TransportError, unreachable
 from kernpool.sdk.connection import Connection
 
 R = TypeVar("R")
@@ -232,26 +231,6 @@ def with_retries(retries: Retries, origin: Origin, once: Callable[[], R]) -> R:
             if pause_s is None:
                 raise unreachable(origin, error) from error
         time.sleep(pause_s)
-
-
-def unreachable(origin: Origin, error: TransportError) -> UnreachableError:
-    """Make the error that people see."""
-    what = "node" if origin.is_node else "coordinator"
-    if error.sent:
-        message = f"The connection to the {what} at {origin.url} broke: {error}."
-        return UnreachableError(message, hint="What was asked for may have been done: look before you try again.")
-    return UnreachableError(
-        f"Cannot reach the {what} at {origin.url}: {error}.", hint="See whether it runs with: kernpool api status"
-    )
-
-
-@contextlib.contextmanager
-def told(origin: Origin) -> Iterator[None]:
-    """Turn a TransportError inside into an UnreachableError."""
-    try:
-        yield
-    except TransportError as error:
-        raise unreachable(origin, error) from error
 
 
 def _feed(reader: AnswerReader, connection: Connection, deadline_s: float | None) -> None:

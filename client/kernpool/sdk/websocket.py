@@ -55,13 +55,13 @@ class WebSocket:
             reader = AnswerReader()
             _read_head(reader, connection, deadline_s)
             handshake.check(reader.status, reader.headers)
+            return cls(transport, connection, reader.take_rest())
         except WebSocketError as error:
             transport.drop(connection)
             raise ProtocolError(f"{error}.") from error
         except BaseException:
             transport.drop(connection)
             raise
-        return cls(transport, connection, reader.take_rest())
 
     def send(self, kind: Opcode, data: bytes) -> None:
         """Send one message. Raises TransportError."""

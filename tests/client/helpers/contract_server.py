@@ -191,8 +191,8 @@ class Api:
             states[job.body["state"]] = states.get(job.body["state"], 0) + 1
         return web.json_response(
             {
-                "server": self.server(), "nodes": [NODE], "clusters": list(self.state.clusters.values()), "jobs": states,
-                "sandboxes": {"running": len(self.state.sandboxes), "parked": 8},
+                "server": self.server(), "nodes": [NODE], "clusters": list(self.state.clusters.values()),
+                "jobs": states, "sandboxes": {"running": len(self.state.sandboxes), "parked": 8},
             }
         )  # fmt: skip
 
