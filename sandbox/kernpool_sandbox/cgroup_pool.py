@@ -72,11 +72,10 @@ class CgroupPool:
         if self.tree.pids(name):
             return False
         key = self._in_use.pop(name)
-        if name in self._spoiled or self.spares >= self._spares_max:
+        if name in self._spoiled or self.spares >= self._spares_max or not self.tree.reset(name):
             self._spoiled.discard(name)
             self.tree.remove(name)
         else:
-            self.tree.reset(name)
             self._spare.setdefault(key, []).append(name)
         return True
 

@@ -27,8 +27,7 @@ from kernpool_sandbox.spawning import Spawning
 from kernpool_sandbox.template import PlannedTemplate
 from kernpool_sandbox.uids import UidRanges
 
-REAPED_WITHIN_S = 1.0
-"""The spawner reaps its children at once; one that died with an earlier spawner is reaped by somebody else."""
+_RECORD_PAUSES_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 _CGROUP_PAUSES_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05)
 
 log = logging.getLogger(__name__)
@@ -80,19 +79,21 @@ class SlotMaker:
     async def why(self, slot: Slot) -> tuple[EndReason, str]:
         """Say why a dead slot that nobody here ended is over."""
         end = self._end_record(slot.name)
-        if end is None:
-            await self._spawning.reaped(slot.name, REAPED_WITHIN_S)
+        for pause_s in _RECORD_PAUSES_S:
+            if end is not None or not self._spawning.will_reap(slot.name):
+                break
+            await self._spawning.reaped(slot.name, pause_s)  # then its record is complete; a hint may get lost
             end = self._end_record(slot.name)
         return end_reason(end, slot.oom_kills() - slot.lease.oom_kills_before)
 
     async def release(self, slot: Slot, reason: EndReason | None, detail: str) -> None:
         """Give back everything of a dead slot and write its end down."""
         slot.close()
-        await self._spawning.reaped(slot.name, REAPED_WITHIN_S)
         await self._give_back(slot.lease.name)
         self._forget(slot.name, slot.uid_index, reason, detail)
 
     def _forget(self, name: str, uid_index: int, reason: EndReason | None, detail: str) -> None:
+        self._spawning.forget(name)
         remove_traces(self._config.state_dir, name)
         if self._uids is not None:
             self._uids.give_back(uid_index)
