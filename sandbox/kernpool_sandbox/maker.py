@@ -47,6 +47,8 @@ class SlotMaker:
         self._uids = uids
         """None: every sandbox has the single id of this node's user."""
         self._names = SlotNames()
+        self._abandoning: set[asyncio.Task[None]] = set()
+        """Slots whose making was given up and that are being cleared away."""
         self.slots: dict[str, Slot] = {}
         """All that are made, being made, or not yet given back."""
 
@@ -54,14 +56,15 @@ class SlotMaker:
         """Make a parked slot; returns when its PID 1 is ready. NoCapacityError, JournalFullError, StartError."""
         slot = self._lend(planned, template)
         uid_start = self._uids.start(slot.uid_index) if self._uids is not None else -1
+        cloning = asyncio.ensure_future(self._spawning.spawn(slot.name, planned, uid_start, slot.lease.paths))
         try:
-            path = await self._spawning.spawn(slot.name, planned, uid_start, slot.lease.paths)
+            path = await asyncio.shield(cloning)
             await slot.attach(path, on_dead, self._config.create_timeout_s)
         except (KpInitError, OSError) as error:
-            await self._abandon(slot)
+            await self._clear_away(slot, cloning)
             raise StartError(f"a sandbox could not be made: {error}") from error
         except asyncio.CancelledError:
-            await asyncio.shield(self._abandon(slot))
+            await self._clear_away(slot, cloning)
             raise
         return slot
 
@@ -125,11 +128,20 @@ class SlotMaker:
         if lease is not None:
             self._cgroups.give_back(lease.name)
 
-    async def _abandon(self, slot: Slot) -> None:
-        """Give back the parts of a slot whose making failed, when whatever was cloned of it is gone."""
-        if not slot.dead:
+    async def _clear_away(self, slot: Slot, cloning: "asyncio.Future[str]") -> None:
+        """Abandon a slot whatever happens to the caller meanwhile."""
+        task = asyncio.ensure_future(self._abandon(slot, cloning))
+        self._abandoning.add(task)
+        task.add_done_callback(self._abandoning.discard)
+        await asyncio.shield(task)
+
+    async def _abandon(self, slot: Slot, cloning: "asyncio.Future[str]") -> None:
+        """Give back the parts of a slot whose making failed or was given up, when what was cloned of it is gone."""
+        slot.end = (EndReason.START_FAILED, "")  # so that its death is nobody else's business
+        await asyncio.wait([cloning])
+        if cloning.exception() is None and not slot.dead:
             await self._spawning.kill(slot.name)
-            self._cgroups.kill(slot.lease.name)
+            await self._spawning.reaped(slot.name, self._config.remove_timeout_s)
         await self.release(slot, None, "")
 
     async def _give_back(self, name: str) -> None:
