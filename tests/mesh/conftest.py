@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Protocol
 
 import aiohttp
 import pytest
@@ -86,6 +87,22 @@ class Links:
 
     coordinator: End
     agent: End
+
+
+async def until(condition: Callable[[], bool], deadline_s: float = 5.0) -> None:
+    """Let the loop turn until the condition holds; fails after the deadline."""
+    async with asyncio.timeout(deadline_s):
+        while not condition():  # noqa: ASYNC110 - the things watched here announce nothing
+            await asyncio.sleep(0)
+
+
+class Until(Protocol):
+    async def __call__(self, condition: Callable[[], bool], deadline_s: float = 5.0) -> None: ...
+
+
+@pytest.fixture(name="until")
+def until_fixture() -> Until:
+    return until
 
 
 class Dial:
