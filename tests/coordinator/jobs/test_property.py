@@ -1,6 +1,6 @@
 """Seeded lives of jobs on agents in memory, with crashes, loss, delay and copies; the real books, virtual time.
 
-Each seed draws its own faults. While they last only safety is checked; then they stop, and everything must come to rest.
+Each seed draws its own faults. While they last only safety is checked; then they stop, and all must come to rest.
 """
 
 import heapq
@@ -37,6 +37,7 @@ from kernpool_mesh.reasons import EndReason
 REPLY_TIMEOUT_S = 5.0
 LOST_AFTER_S = 40.0
 FAULTS_UNTIL_S = 120.0
+REST_S = 1000.0
 END_S = 1500.0
 
 
@@ -238,7 +239,7 @@ class World:
         self.agent_says(link, answers)
 
     def plan_work(self, agent: SimAgent, order: StartAttempt) -> None:
-        def on(do: Callable[[], list[Message]]) -> Callable[[], None]:
+        def said_by(do: Callable[[], list[Message]]) -> Callable[[], None]:
             def later() -> None:
                 said = do()
                 link = self.links.get(agent.node_id)
@@ -248,19 +249,21 @@ class World:
             return later
 
         begin = self.rng.random() * 3
-        status = lambda: agent.attempts.get((order.job_id, order.index, order.fence))  # noqa: E731
+        key = (order.job_id, order.index, order.fence)
         code = self.rng.choice([0, 0, 0, 0, 1])
         reason = (
             EndReason.EXITED if self.rng.random() < 0.9 else self.rng.choice([EndReason.OOM, EndReason.START_FAILED])
         )
 
         def alive(do: Callable[[], list[Message]]) -> Callable[[], list[Message]]:
-            return lambda: do() if (found := status()) is not None and found.state is not AttemptState.ENDED else []
+            return lambda: do() if agent.attempts[key].state is not AttemptState.ENDED else []
 
-        self.at(self.t + begin, on(alive(lambda: agent.begin(order.job_id, order.index))))
+        self.at(self.t + begin, said_by(alive(lambda: agent.begin(order.job_id, order.index))))
+        if self.rng.random() < 0.15:
+            return  # it runs until somebody ends it
         self.at(
             self.t + begin + self.rng.random() * 20,
-            on(alive(lambda: agent.finish(order.job_id, order.index, code, reason))),
+            said_by(alive(lambda: agent.finish(order.job_id, order.index, code, reason))),
         )
 
     def agent_says(self, link: Link, messages: Sequence[Message]) -> None:
@@ -333,6 +336,11 @@ class World:
         if jobs:
             self.settle(self.scheduler.jobs.cancel(self.rng.choice(jobs), "ann", "", self.now))
 
+    def cancel_all(self) -> None:
+        for job in list(self.scheduler.jobs.jobs.values()):
+            if not job.over:
+                self.settle(self.scheduler.jobs.cancel(job, "ann", "the end", self.now))
+
     # --- truth ---
 
     def check_safety(self) -> None:
@@ -372,12 +380,13 @@ def live_through(seed: int) -> World:
         nodes = world.rng.randint(1, len(world.agents))
         world.at(world.rng.random() * 60, lambda nodes=nodes: world.submit(nodes))  # type: ignore[misc]
     world.every(world.cut_every_s, lambda: world.cut(world.rng.choice(world.agents)))
-    world.every(
-        world.crash_every_s, lambda: (world.crash_coordinator if world.rng.random() < 0.5 else world.crash_agent)()
-    )
+    world.every(world.crash_every_s * 2, world.crash_coordinator)
+    world.every(world.crash_every_s * 2, world.crash_agent)
     world.every(40.0, world.cancel_one)
     world.run_until(FAULTS_UNTIL_S)
     world.faults = False
+    world.run_until(REST_S)
+    world.cancel_all()
     world.run_until(END_S)
     return world
 
