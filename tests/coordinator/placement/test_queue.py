@@ -107,7 +107,7 @@ def test_priority_goes_before_age() -> None:
 def test_a_gang_gets_all_its_nodes_or_none() -> None:
     rooms = [room("a"), room("b"), room("c")]
     hold(rooms[1], 0, 6)
-    found = run([waiting(1, 4, count=3), waiting(2, 4, count=2)], *rooms)
+    found = run([waiting(1, 4, count=3), waiting(2, 5, count=2)], *rooms)
     assert "needs 3 nodes with 4 CPUs each; b: 4 CPUs asked, 2 there" in found["j-1"]
     # j-2 would take what the gang waits for.
     assert found["j-2"].startswith("would fit now")
