@@ -361,7 +361,7 @@ def _fingerprint(body: SubmitJob) -> str:
 
 def _counts(connection: Connection) -> tuple[dict[str, int], int]:
     table = schema.jobs
-    counts = connection.execute(select(table.c.state, func.count()).group_by(table.c.state)).tuples()
+    counts = connection.execute(select(table.c.state, func.count()).group_by(table.c.state))
     found: dict[str, int] = dict(iter(counts))
     newest = connection.execute(select(func.max(table.c.number))).scalar() or 0
     return found, newest
