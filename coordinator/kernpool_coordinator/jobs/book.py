@@ -54,6 +54,10 @@ class JobBook:
     def restore(self, job: Job) -> None:
         """Take a job as the store has it."""
         job.durable = True
+        if job.verdict is not None:
+            # Its end was decided; whether its nodes were told is not known, so they are told (again).
+            for attempt in job.live_attempts():
+                attempt.stopping = EndReason.CANCELLED
         self.jobs[job.number] = job
         self.next_number = max(self.next_number, job.number + 1)
         if job.over:

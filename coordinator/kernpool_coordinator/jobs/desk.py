@@ -269,6 +269,7 @@ class JobDesk:
     # --- waiters ---
 
     def _wake(self, job: Job) -> None:
+        job.told_over = job.over
         for future in self._waiters.pop(job.number, ()):
             if not future.done():
                 future.set_result(None)

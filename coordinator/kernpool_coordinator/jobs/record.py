@@ -124,6 +124,8 @@ class Job:
     """Its record was missing here and was made from what a node told."""
     durable: bool = False
     """It is on disk: callers may see it."""
+    told_over: bool = False
+    """Its end is on disk: those that wait for it may know."""
     started_unix_s: float | None = None
     ended_unix_s: float | None = None
     history: deque[str] = field(default_factory=lambda: deque(maxlen=HISTORY_MAX))

@@ -45,4 +45,5 @@ RETRY: Final[Mapping[EndReason, RetryRule]] = {
 
 def delay_before(rule: RetryRule, failures: int, jitter: float) -> float:
     """Seconds before the try after the `failures`-th failure (from 1); `jitter` in [0, 1) spreads a crowd."""
-    return min(rule.delay_s_max, rule.delay_s * 2.0 ** max(0, failures - 1)) * (0.75 + 0.5 * jitter)
+    doublings = min(32, max(0, failures - 1))
+    return min(rule.delay_s_max, rule.delay_s * 2.0**doublings) * (0.75 + 0.5 * jitter)

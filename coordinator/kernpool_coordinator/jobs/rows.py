@@ -171,6 +171,7 @@ def _job(row: RowMapping) -> Job:
         detail=row["detail"],
         adopted=row["adopted"],
         durable=True,
+        told_over=JobState(row["state"]) in OVER,
         started_unix_s=row["started_unix_s"],
         ended_unix_s=row["ended_unix_s"],
     )

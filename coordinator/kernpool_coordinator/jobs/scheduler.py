@@ -91,13 +91,14 @@ class Scheduler:
         return self.settle(cancelled, now)
 
     def tick(self, now: Now) -> list[Instruction]:
-        """Look again at those whose time has come."""
-        if now.mono < self._due:
-            return []
-        self._due = FOREVER
-        self._fleet_changed = True
-        self._clusters_changed.update(self.clusters.clusters)
-        return self.settle([], now)
+        """Look again at those whose time has come, and fill what nodes that came or went have changed."""
+        if now.mono >= self._due:
+            self._due = FOREVER
+            self._fleet_changed = True
+            self._clusters_changed.update(self.clusters.clusters)
+        if self._fleet_changed or self._clusters_changed:
+            return self.settle([], now)
+        return []
 
     # --- nodes ---
 

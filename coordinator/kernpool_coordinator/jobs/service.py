@@ -232,7 +232,7 @@ class JobService:
         """JobBody once it has ended and that is on disk, or when the time is over."""
         job = await self._find(job_id, actor)
         deadline = asyncio.get_running_loop().time() + timeout_s
-        while not job.over and await self._desk.wait_change(job, deadline):
+        while not job.told_over and await self._desk.wait_change(job, deadline):
             pass
         return job_body(job)
 
@@ -362,6 +362,6 @@ def _fingerprint(body: SubmitJob) -> str:
 def _counts(connection: Connection) -> tuple[dict[str, int], int]:
     table = schema.jobs
     counts = connection.execute(select(table.c.state, func.count()).group_by(table.c.state))
-    found: dict[str, int] = dict(iter(counts))
+    found: dict[str, int] = {row[0]: row[1] for row in counts}
     newest = connection.execute(select(func.max(table.c.number))).scalar() or 0
     return found, newest

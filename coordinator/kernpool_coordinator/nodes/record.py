@@ -1,7 +1,8 @@
 """What the coordinator knows of one node: identity, inventory, last words."""
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from functools import cache
 from typing import Any, Final, final
 
 from sqlalchemy import Connection, select
@@ -124,7 +125,7 @@ def read_certificates(connection: Connection) -> list[KnownCertificate]:
 
 
 def _inventory_row(inventory: Inventory) -> dict[str, Any]:
-    row = {name: getattr(inventory, name) for name in Inventory.__dataclass_fields__}
+    row = {name: getattr(inventory, name) for name in _names(Inventory)}
     row["total"] = resources_row(inventory.total)
     row["gpus"] = [gpu_row(gpu) for gpu in inventory.gpus]
     return row
@@ -136,11 +137,16 @@ def _inventory(row: dict[str, Any]) -> Inventory:
     return Inventory(total=total, gpus=gpus, **row)
 
 
+@cache
+def _names(cls: type[Inventory | Resources | Gpu]) -> tuple[str, ...]:
+    return tuple(one.name for one in fields(cls))
+
+
 def resources_row(resources: Resources) -> dict[str, int]:
     """Give plain data."""
-    return {name: getattr(resources, name) for name in Resources.__dataclass_fields__}
+    return {name: getattr(resources, name) for name in _names(Resources)}
 
 
 def gpu_row(gpu: Gpu) -> dict[str, Any]:
     """Give plain data."""
-    return {name: getattr(gpu, name) for name in Gpu.__dataclass_fields__}
+    return {name: getattr(gpu, name) for name in _names(Gpu)}

@@ -267,6 +267,7 @@ class NodeService:
         except CoordinatorError:
             node.removed = False
             raise
+        self._scheduler.set_open(node.id, is_open=False)
         session = self._links.get(node.id)
         if session is not None:
             session.close("this node was removed from the cluster")
