@@ -146,9 +146,6 @@ class Settings:
         300.0, "an unreachable node's attempts may be replaced after this", unit="s", low=1, high=30 * 86_400
     )
     database_url: str = _setting("", "SQLAlchemy URL of the store; empty: SQLite in state_dir", unit="url")
-    data_key_rotation_s: float = _setting(
-        86_400.0, "age at which a node's data-plane key is replaced", unit="s", low=60, high=7 * 86_400
-    )
     data_token_s: float = _setting(
         300.0, "life of a token for direct access to a node; 300 at most", unit="s", low=5, high=300
     )

@@ -14,7 +14,8 @@ from typing import final
 
 import kernpool
 from kernpool_coordinator.config import Address, ConfigError, Settings
-from kernpool_coordinator.core import ControlPlane, CoreConfig
+from kernpool_coordinator.core.config import CoreConfig
+from kernpool_coordinator.core.control import ControlPlane
 from kernpool_coordinator.http.connection import BoundedServer
 from kernpool_coordinator.http.context import ApiContext
 from kernpool_coordinator.http.dispatch import Dispatcher

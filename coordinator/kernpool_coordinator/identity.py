@@ -1,6 +1,5 @@
 """Who this coordinator is: sealing key, cluster id, authority, server certificate and first token, made once."""
 
-import os
 import secrets
 import socket
 import time
@@ -11,7 +10,7 @@ from typing import Final, Self, final
 
 from kernpool_coordinator.config import Address, Settings
 from kernpool_tls.authority import Authority
-from kernpool_tls.files import create_private, read_private, write_private
+from kernpool_tls.files import read_private, write_private
 from kernpool_tls.sealing import Sealer
 
 COORDINATOR_ID: Final = "c-1"
@@ -36,10 +35,8 @@ class ServerIdentity:
     def open(cls, state_dir: Path, names: Iterable[str]) -> Self:
         """Read it, or make it at the first start; raises IdentityError, OSError."""
         key_file = state_dir / "key"
-        if not key_file.exists():
-            create_private(key_file, os.urandom(32))
         cluster_id = _kept(state_dir / "cluster-id", lambda: f"kp-{secrets.token_hex(6)}")
-        authority = Authority.open(state_dir / "ca", Sealer(read_private(key_file)), cluster_id, time.time())
+        authority = Authority.open(state_dir / "ca", Sealer.from_file(key_file), cluster_id, time.time())
         return cls(cluster_id, key_file, authority, state_dir / "ca" / "server.pem", tuple(names))
 
     def sign_server(self) -> float:

@@ -68,6 +68,9 @@ class Connection(RequestHandler):
         """The answer to what never reached a handler: bytes that are no HTTP."""
         if isinstance(exc, HttpProcessingError):
             return problems.malformed(exc.code if 400 <= exc.code < 500 else status, message or exc.message)
+        if isinstance(exc, ConnectionError):  # a client that left, or an answer that only a cut can end
+            log.debug("%s %s was cut: %s", request.method, request.path, exc)
+            raise exc
         log.error("request handling failed: %s", message or exc, exc_info=exc)
         if request.writer.output_size > 0:  # half an answer is out: only a cut tells the client
             raise ConnectionResetError("the answer had begun")

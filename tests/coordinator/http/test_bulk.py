@@ -88,6 +88,27 @@ async def test_lists_come_in_pages_that_join_without_gap_or_overlap(coordinator:
     assert set(seen) == made
 
 
+async def test_jobs_of_several_states_come_as_one_list_newest_first(coordinator: Any, agent: StandIn) -> None:
+    """`kernpool queue` asks for all that have not ended."""
+    ids = [(await coordinator.json("POST", "/api/v1/jobs", json={"task": {"run": "true"}}))["id"] for _ in range(6)]
+    for job_id in ids:
+        await coordinator.wait_job(job_id, "running")
+    for job_id in ids[::2]:
+        agent.end_attempt(job_id)
+        await coordinator.wait_job(job_id, "succeeded")
+    seen: list[str] = []
+    after = ""
+    while True:
+        query = [("state", "running"), ("state", "succeeded"), ("state", "pending"), ("limit", "4"), ("after", after)]
+        page = await coordinator.json("GET", "/api/v1/jobs", params=query)
+        seen += [item["id"] for item in page["items"]]
+        if not (after := page["next"]):
+            break
+    assert seen == ids[::-1]
+    page = await coordinator.json("GET", "/api/v1/jobs?state=running")
+    assert [item["id"] for item in page["items"]] == ids[1::2][::-1]
+
+
 @pytest.mark.parametrize("path", ["tokens", "join-tokens"])
 async def test_short_lists_are_paged_as_well(coordinator: Any, path: str) -> None:
     """Every list takes limit and after."""

@@ -75,7 +75,7 @@ def test_a_query_parameter_is_checked_like_a_body() -> None:
         ("limit=0", "`limit` in the query"),
         ("limti=5", "did you mean `limit`?"),
         ("limit=5&limit=6", "given 2 times"),
-        ("state=odd", "`state` in the query"),
+        ("state=odd", "`state[0]` in the query"),
     ):
         pairs = MultiDict(part.split("=") for part in query.split("&"))
         with pytest.raises(InvalidError) as caught:

@@ -5,6 +5,7 @@ from typing import Annotated, Final
 from pydantic import Field
 
 from kernpool.bodies import AccessBody, JobBody, JobState, SubmitJob
+from kernpool_coordinator.core.shapes import Listing
 from kernpool_coordinator.errors import UnreachableError
 from kernpool_coordinator.http.access import access
 from kernpool_coordinator.http.queries import Filter, PageQuery
@@ -16,7 +17,8 @@ class JobsQuery(PageQuery):
     """Which jobs."""
 
     cluster: Filter = ""
-    state: JobState | None = None
+    state: Annotated[tuple[JobState, ...], Field(max_length=8)] = ()
+    """As often as needed: jobs in any of these."""
 
 
 class WaitQuery(QueryModel):
@@ -40,9 +42,18 @@ async def submit(call: Call[None, SubmitJob]) -> Answer:
 async def list_jobs(call: Call[JobsQuery, None]) -> Answer:
     """Newest first."""
     query = call.query
-    return await call.api.core.jobs(
-        call.actor, cluster=query.cluster, state=query.state or "", limit=query.limit, after=query.after
-    )
+    pages = [
+        await call.api.core.jobs(call.actor, cluster=query.cluster, state=state, limit=query.limit, after=query.after)
+        for state in dict.fromkeys(query.state or ("",))
+    ]
+    return pages[0] if len(pages) == 1 else merged(pages, query.limit)
+
+
+def merged(pages: list[Listing], limit: int) -> Listing:
+    """One page, newest first, of pages of the same listing that select different jobs."""
+    items = sorted((item for page in pages for item in page.items), key=lambda job: -int(job["id"].removeprefix("j-")))
+    more = len(items) > limit or any(page.next for page in pages)
+    return Listing(items[:limit], items[:limit][-1]["id"] if more and items else "")
 
 
 async def show(call: Call[None, None]) -> Answer:
