@@ -207,8 +207,7 @@ static int clone_sandbox(const struct place *place, struct sandbox_plan *plan, s
 			 struct born *born, const char **why)
 {
 	int sync[2];
-	uint64_t flags = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC | CLONE_NEWUTS |
-			 (plan->flags & PLAN_NETNS ? CLONE_NEWNET : 0U);
+	uint64_t flags = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC | CLONE_NEWUTS;
 	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, sync) < 0)
 		return failed(why, "a socket pair");
 	born->pid = sys_clone3(flags, &born->pidfd);

@@ -21,8 +21,9 @@
 #define SEALS (F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE)
 
 static const char usage[] =
-	"usage: kp-init spawner --state DIR [--socket PATH] [--allow-source PREFIX]... [--allow-cgroup PREFIX]...\n"
-	"                       [--allow-ids FIRST-LAST]... [--owner UID] [--daemon yes]\n"
+	"usage: kp-init spawner --state DIR [--socket PATH] [--runtime DIR]\n"
+	"                       [--allow-source PREFIX]... [--allow-cgroup PREFIX]... [--allow-ids FIRST-LAST]...\n"
+	"                       [--owner UID] [--daemon yes]\n"
 	"       kp-init version\n";
 
 /* Run from a sealed copy in memory: whoever finds a way to /proc/PID/exe of ours sees no file of the host. */
@@ -58,6 +59,8 @@ static bool parse_flag(struct spawner_options *o, const char *flag, const char *
 		return (o->state = value)[0] == '/';
 	if (strcmp(flag, "--socket") == 0)
 		return (o->socket = value)[0] == '/';
+	if (strcmp(flag, "--runtime") == 0)
+		return (o->runtime = value)[0] == '/';
 	if (strcmp(flag, "--allow-source") == 0)
 		return prefix_add(&o->ceiling.sources, value);
 	if (strcmp(flag, "--allow-cgroup") == 0)

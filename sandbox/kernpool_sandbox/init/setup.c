@@ -39,7 +39,7 @@ static void check(bool ok, const char *what)
 		setup_fail(what, "", errno);
 }
 
-/* We are still the spawner's user here, who may write to the cgroup's files; a namespace made before would not help. */
+/* We are still the spawner's user here, who may write to the cgroup's files. A cgroup namespace begins where we are. */
 static void join_cgroups(const struct cgroups *cgroups)
 {
 	for (int i = 0; i < cgroups->n; i++) {
@@ -47,7 +47,6 @@ static void join_cgroups(const struct cgroups *cgroups)
 			setup_fail("joining the cgroup", cgroups->path[i], errno);
 		close(cgroups->fd[i]);
 	}
-	check(unshare(CLONE_NEWCGROUP) == 0, "a cgroup namespace");
 }
 
 /* Wait until the spawner has written our id maps; it sends the detached mounts that only it can make. */
@@ -75,7 +74,7 @@ static int wait_for_maps(int sync, int fds[SOURCES_MAX])
 
 static void become_root_inside(const struct sandbox_plan *plan)
 {
-	setsid();
+	setsid(); /* a spawner started by hand has a terminal that nobody inside may reach */
 	if (plan->uid_count > 0) /* a single-id mapping denies it */
 		check(syscall(SYS_setgroups, 0, NULL) == 0, "dropping groups");
 	check(syscall(SYS_setresgid, 0, 0, 0) == 0, "becoming the sandbox's group");
@@ -111,6 +110,8 @@ _Noreturn void sandbox_main(struct sandbox *s)
 	close_all_except(keep, 3 + (size_t)plan->cgroups.n);
 	signal(SIGPIPE, SIG_DFL); /* what is ignored here would stay ignored in every program */
 	join_cgroups(&plan->cgroups);
+	/* A network namespace is what costs most of a sandbox: made here, it holds up neither the spawner nor its replies. */
+	check(unshare(CLONE_NEWCGROUP | (plan->flags & PLAN_NETNS ? CLONE_NEWNET : 0)) == 0, "new namespaces");
 	int nsources = wait_for_maps(s->sync, sources);
 	check(chdir(s->staging) == 0, "the staging directory");
 	become_root_inside(plan);

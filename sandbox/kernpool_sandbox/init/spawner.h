@@ -2,10 +2,13 @@
 #ifndef KP_SPAWNER_H
 #define KP_SPAWNER_H
 
+#include <stdbool.h>
+
 #include "ceiling.h"
 
 struct spawner_options {
 	const char *socket, *state;
+	const char *runtime; /* a directory for what each sandbox leaves in the filesystem; NULL: `s` in the state directory */
 	struct ceiling ceiling;
 	bool daemon; /* fork once the socket listens; the first process then exits with 0 */
 };

@@ -1,6 +1,8 @@
 """Starts the node's spawner, detached, so that it outlives whoever started it."""
 
 import asyncio
+import hashlib
+import os
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +29,8 @@ class SpawnerConfig:
     """Prefixes under which every cgroup directory must lie; each must exist at the start."""
     allow_uids: tuple[tuple[int, int], ...] = ()
     """Host id ranges (first, last) for sandbox maps and for job users and groups; a rootless spawner has its own."""
+    runtime_dir: Path | None = None
+    """Where the sockets and end records of sandboxes lie (`s` becomes a link to it); None: `default_runtime_dir`."""
     owner_uid: int | None = None
     """An agent that runs as another user than the spawner: it owns the state directory and may connect."""
 
@@ -36,9 +40,38 @@ class SpawnerConfig:
         return self.state_dir / "spawner.sock"
 
 
+def _is_tmpfs(path: Path) -> bool:
+    """Say whether the longest mount point above a path is a tmpfs."""
+    best, kind = "", ""
+    for line in Path("/proc/self/mounts").read_text(errors="replace").splitlines():
+        _, mount_point, fs_type, *_ = line.split(" ")
+        if path.is_relative_to(mount_point) and len(mount_point) >= len(best):
+            best, kind = mount_point, fs_type
+    return kind == "tmpfs"
+
+
+def default_runtime_dir(state_dir: Path) -> Path:
+    """Choose where the small files of sandboxes lie: on a tmpfs where there is one, else in the state directory.
+
+    A disk filesystem needs some tenths of a millisecond to make a file when many were removed just before.
+    """
+    state = state_dir.resolve()
+    if _is_tmpfs(state):
+        return state / "s"
+    name = f"kernpool-{os.geteuid()}-{hashlib.sha256(str(state).encode()).hexdigest()[:12]}"
+    for parent in (os.environ.get("XDG_RUNTIME_DIR", ""), "/run", "/dev/shm"):
+        directory = Path(parent)
+        if parent and directory.is_dir() and os.access(directory, os.W_OK | os.X_OK) and _is_tmpfs(directory.resolve()):
+            return directory / name
+    return state / "s"
+
+
 def spawner_argv(binary: Path, config: SpawnerConfig) -> list[str]:
     """Return the command line of `kp-init spawner` for this configuration."""
     argv = [str(binary), "spawner", "--state", str(config.state_dir)]
+    runtime = config.runtime_dir or default_runtime_dir(config.state_dir)
+    if runtime.parent != config.state_dir.resolve():
+        argv += ["--runtime", str(runtime)]
     for prefix in config.allow_sources:
         argv += ["--allow-source", str(prefix)]
     for prefix in config.allow_cgroups:
