@@ -43,7 +43,7 @@ def test_version_loads_nothing_but_itself(tmp_path: Path) -> None:
         "kernpool",
         "kernpool.cli",
     }
-    assert modules & (HEAVY | {"argparse", "json", "socket", "dataclasses", "pathlib"}) == set()
+    assert loaded(tmp_path, "--version") & (HEAVY | {"argparse", "json", "socket", "dataclasses", "pathlib"}) == set()
 
 
 @pytest.mark.parametrize(
