@@ -6,7 +6,7 @@ from typing import Final
 SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 MIB: Final = {"k": 2.0**-10, "m": 1.0, "g": 2.0**10, "t": 2.0**20}
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|w)?", re.IGNORECASE)
-_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt])(?:i?b)?", re.IGNORECASE)
+_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
 
 
 def duration_s(value: str | float) -> float:
@@ -29,11 +29,9 @@ def size_mib(value: str | int) -> int:
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     text = str(value).strip()
-    if text.isascii() and text.isdigit():
-        return int(text)
     match = _SIZE.fullmatch(text)
-    amount = float(match[1]) * MIB[match[2].lower()] if match else 0.0
-    if match is None or amount < 1:
+    amount = float(match[1]) * MIB[match[2].lower() or "m"] if match else 0.0
+    if amount < 1:
         raise ValueError(f"expected a size like 512m or 2g, found {value!r}")
     return round(amount)
 

@@ -119,13 +119,13 @@ def test_a_node_that_cannot_prove_itself_gets_nothing(
     server: ContractServer, node: ContractServer, client: Client, authority: Issued, wrong: str
 ) -> None:
     """Another machine has taken the node's address: neither token nor command may reach it."""
-    changes: dict[str, Any] = {
+    wrongs: dict[str, dict[str, Any]] = {
         "name": {"server_name": "n-zzzzzzzzzzzz.node.kernpool.internal"},
         "authority": {"ca_pem": pem(issue("another authority")[0])},
         "port": {"urls": ["https://127.0.0.1:1"]},
         "nobody": {"urls": []},
-    }[wrong]
-    server.state.access = access(node.url, authority, **changes)
+    }
+    server.state.access = access(node.url, authority, **wrongs[wrong])
     with client.sandboxes.create_one() as sandbox:
         assert sandbox.exec("echo hi").stdout == b"hi\n"
         assert sandbox.exec("echo hi").stdout == b"hi\n"

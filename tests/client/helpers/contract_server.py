@@ -5,7 +5,9 @@ It isolates nothing and places nothing. It stands for the coordinator where a te
 
 import asyncio
 import base64
+import contextlib
 import json
+import os
 import secrets
 import shutil
 import signal
@@ -86,6 +88,7 @@ class State:
         self.access: dict[str, Any] | None = None
         """What POST .../access gives; None: 409."""
         self.tasks: set[asyncio.Task[None]] = set()
+        self.processes: list[asyncio.subprocess.Process] = []
 
     async def event(self, verb: str, object_: str) -> None:
         self.events.append(
@@ -413,10 +416,12 @@ class Api:
     async def process(self, sandbox_id: str, command: dict[str, Any]) -> asyncio.subprocess.Process:
         directory = self.state.directory(sandbox_id)
         env = {"PATH": "/usr/bin:/bin", "HOME": "/"} | self.state.sandboxes[sandbox_id]["env"] | command.get("env", {})
-        return await asyncio.create_subprocess_exec(
+        process = await asyncio.create_subprocess_exec(
             *command["argv"], cwd=directory, env=env, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE, start_new_session=True,
         )  # fmt: skip
+        self.state.processes.append(process)
+        return process
 
     async def execute(self, sandbox_id: str, command: dict[str, Any]) -> dict[str, Any]:
         try:
@@ -741,10 +746,12 @@ class ContractServer:
         self.url = f"{'https' if self._ssl else 'http'}://127.0.0.1:{port}"
         self._started.set()
         await self._stop.wait()
-        for job in self.state.jobs.values():
-            if job.process is not None and job.process.returncode is None:
-                job.process.kill()
-                await job.process.wait()
+        started = [*self.state.processes, *(job.process for job in self.state.jobs.values() if job.process)]
+        for process in started:
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                await process.wait()
         await runner.cleanup()
         for task in list(self.state.tasks):
             task.cancel()
