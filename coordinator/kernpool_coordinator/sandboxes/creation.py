@@ -11,7 +11,7 @@ from typing import Any, Final, final
 
 from kernpool_coordinator.sandboxes.book import Kit, Sandbox, SandboxBook
 from kernpool_coordinator.sandboxes.templates import result_body
-from kernpool_mesh.messages import SandboxItem
+from kernpool_mesh.messages import SandboxItem, SandboxState
 from kernpool_mesh.reasons import EndReason
 
 QUEUE_BYTES_MAX: Final = 64 << 20
@@ -108,7 +108,9 @@ class Creation:
         if item.error:
             book.end(sandbox, EndReason.START_FAILED, item.error, unix_s)
             return self._failed(part, name, shown, "refused", item.error)
-        if sandbox.doomed is not None:
+        shown_alive = item.status is not None and item.status.state is not SandboxState.ENDED
+        if sandbox.doomed is not None or (shown_alive and not sandbox.alive):
+            # The node's create and our removal have crossed: the removal wins, so it is sent again.
             self.unwanted.setdefault(part.node_id, []).append(name)
             return self._failed(part, name, shown, "conflict", "it was removed while it was being made")
         if item.status is not None:
