@@ -1,6 +1,7 @@
-"""The agent as a process, with kp-init and a coordinator over mTLS: from its first start to crashes in the midst of work."""
+"""The agent as a process, with kp-init and a coordinator over mTLS: from the first start to crashes under load."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -127,6 +128,10 @@ async def made(coordinator: Any, request: m.CreateSandboxes) -> dict[str, m.Sand
 def state_of(coordinator: Any, index: int, fence: int = 1) -> Any:
     status = coordinator.attempts.get(("j-1", index, fence))
     return status and (status.state, status.reason)
+
+
+def shell(*command: str, check: bool = True) -> int:
+    return subprocess.run(command, check=check, capture_output=True).returncode
 
 
 def needs_sandboxes(coordinator: Any) -> None:
@@ -318,15 +323,15 @@ async def test_a_full_disk_under_the_journal_refuses_jobs_and_the_agent_lives(
     if os.geteuid() != 0:
         pytest.skip("mounting a small filesystem needs root")
     agent.state_dir.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(agent.state_dir)], check=True)
+    shell("mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(agent.state_dir))
     try:
         await agent.linked(reserved_disk_mib=0)
         assert (await coordinator.ask(attempt(coordinator, "sleep 1000"))).code == ""
         await coordinator.until(lambda: state_of(coordinator, 0) == ("running", None), "the first job")
         filler = os.open(agent.state_dir / "filler", os.O_WRONLY | os.O_CREAT)
-        with pytest.raises(OSError, match="No space left"):
-            while True:
-                os.write(filler, b"x" * 65536)
+        with contextlib.suppress(OSError):
+            while os.write(filler, b"x" * 65536):
+                pass
         os.close(filler)
         codes = []
         for number in (7, 8):  # a tmpfs gives whole pages: the first record may still fit the journal's last one
@@ -341,17 +346,17 @@ async def test_a_full_disk_under_the_journal_refuses_jobs_and_the_agent_lives(
         (agent.state_dir / "filler").unlink(missing_ok=True)
         await agent.run("stop", "--all-work")  # before the directory with its socket goes
         await agent.gone()
-        subprocess.run(["umount", "-l", str(agent.state_dir)], check=True)
+        shell("umount", "-l", str(agent.state_dir))
 
 
 async def test_stopping_with_all_work_leaves_nothing(agent: AgentProcess, coordinator: Any) -> None:
     """`kernpool api stop`: the agent is alive, or it was killed before."""
     await agent.linked()
-    await coordinator.ask(attempt(coordinator, "sleep 1000 & sleep 1000"))
+    await coordinator.ask(attempt(coordinator, "sleep 1234.5 & sleep 1234.5"))
     await coordinator.until(lambda: state_of(coordinator, 0) == ("running", None), "the job")
     assert agent.work_processes()
     await agent.kill()
     status, told = await agent.run("stop", "--all-work")
     assert status == 0, told
     assert agent.work_processes() == []
-    assert subprocess.run(["pgrep", "-f", "^sleep 1000$"], check=False, capture_output=True).returncode == 1
+    assert shell("pgrep", "-fx", "sleep 1234.5", check=False) == 1
