@@ -1,4 +1,4 @@
-"""What kp-init is asked for and what it tells: plans, execs, jobs, files and events, as frozen records without I/O.
+"""What kp-init is asked for and what it tells: plans, execs, jobs and events, as frozen records without I/O.
 
 Sizes are bytes, times are seconds or what the name says. Paths are absolute. A `target` is a path inside the sandbox,
 a `source` or `lower` is a path on the host and must lie under a prefix that the spawner was started with.
@@ -6,9 +6,14 @@ a `source` or `lower` is a path on the host and must lie under a prefix that the
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum, IntEnum
+from enum import IntEnum
 from pathlib import Path
 from typing import final
+
+from kernpool_sandbox.kpinit.filespec import FileEntry as FileEntry  # noqa: PLC0414 - one module names all records
+from kernpool_sandbox.kpinit.filespec import FileOp as FileOp  # noqa: PLC0414
+from kernpool_sandbox.kpinit.filespec import FileSpec as FileSpec  # noqa: PLC0414
+from kernpool_sandbox.kpinit.filespec import FileType as FileType  # noqa: PLC0414
 
 KEEP_RING_BYTES_DEFAULT = 64 * 1024
 """What PID 1 keeps of each output stream while no agent is attached."""
@@ -468,72 +473,6 @@ class ChildEnded:
     kind: Kind
     status: int
     """Raw wait status of PID 1 or the supervisor."""
-
-
-# --- files ---
-
-
-class FileOp(IntEnum):
-    """What the helper inside the sandbox does with a path."""
-
-    READ = 1
-    WRITE = 2
-    LIST = 3
-    STAT = 4
-    MKDIR = 5
-    REMOVE = 6
-    MOVE = 7
-
-
-class FileType(Enum):
-    """What a directory entry is."""
-
-    FILE = "file"
-    DIR = "dir"
-    SYMLINK = "symlink"
-    OTHER = "other"
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class FileSpec:
-    """One file operation inside a sandbox."""
-
-    op: FileOp
-    path: str
-    user: str = ""
-    """As in ExecSpec."""
-    to: str = ""
-    """MOVE: the new path."""
-    offset: int = 0
-    """READ: first byte. WRITE: 0 truncates; another offset writes there without truncating."""
-    limit: int = -1
-    """READ: at most so many bytes; -1: to the end."""
-    mode: int = 0o644
-    """WRITE, MKDIR: of what is newly made."""
-    parents: bool = False
-    """WRITE, MKDIR, MOVE: make missing parents. MKDIR: an existing directory is no error."""
-    recursive: bool = False
-    """REMOVE: a directory with all it holds."""
-    deadline_s: float = 30.0
-    """The helper is killed (ETIMEDOUT) when it makes no progress for so long."""
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class FileEntry:
-    """A file as the sandbox's own helper sees it; symbolic links are not followed."""
-
-    name: str
-    type: FileType
-    mode: int
-    """Permission bits."""
-    uid: int
-    gid: int
-    size: int
-    mtime_ns: int
-    link: str = ""
-    """Where a symbolic link points to."""
 
 
 def exit_code(status: int) -> int:
