@@ -93,7 +93,8 @@ def daemon(state_dir: Path, pid_file: str) -> Process | None:
     process = Process.hold(int(text))
     if process is None:
         return None
-    if os.fsencode(state_dir) in command_line(process.pid):
+    path = os.fsencode(state_dir)
+    if any(word in (path, b"--state-dir=" + path) for word in command_line(process.pid)):
         return process
     process.close()
     return None

@@ -1,6 +1,8 @@
 """Stopping the embedded install: its work first (unless kept), then agent, coordinator and what is left of the work."""
 
 import contextlib
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,13 +11,14 @@ from typing import Final, final
 
 from kernpool.embedded import lock
 from kernpool.embedded.layout import Home
-from kernpool.embedded.processes import Process, socket_owner
+from kernpool.embedded.processes import Process, child_environment, socket_owner
 from kernpool.embedded.start import Say, agent_process, coordinator_process
 from kernpool.endpoint import find_endpoint
 from kernpool.errors import KernpoolError, StartError
 from kernpool.sdk.client import Client
 
 WORK_END_S: Final = 30.0
+ALL_WORK_S: Final = 60.0
 AGENT_GRACE_S: Final = 15.0
 COORDINATOR_GRACE_S: Final = 15.0
 SPAWNER_GRACE_S: Final = 5.0
@@ -76,8 +79,11 @@ def stop(home: Home, *, keep_work: bool, say: Say) -> Stopped:
 
 def _stop(home: Home, *, keep_work: bool, say: Say) -> Stopped:
     agent, coordinator = agent_process(home), coordinator_process(home)
-    if not keep_work and agent is not None and coordinator is not None:
-        _end_work(say)
+    has_work = not keep_work and (agent is not None or bool(_listeners(home)))
+    if has_work and agent is not None and coordinator is not None:
+        _cancel_work(say)
+    if has_work:
+        _end_all_work(home, say)
     for process, grace_s, what in (
         (agent, AGENT_GRACE_S, "agent"),
         (coordinator, COORDINATOR_GRACE_S, "coordinator"),
@@ -89,7 +95,7 @@ def _stop(home: Home, *, keep_work: bool, say: Say) -> Stopped:
     home.endpoint_file.unlink(missing_ok=True)
     home.join_token_file.unlink(missing_ok=True)
     left = list(_work_processes(home))
-    was_running = agent is not None or coordinator is not None or bool(left)
+    was_running = agent is not None or coordinator is not None or has_work or bool(left)
     if keep_work:
         for process in left:
             process.close()
@@ -98,8 +104,24 @@ def _stop(home: Home, *, keep_work: bool, say: Say) -> Stopped:
     return Stopped(was_running, 0)
 
 
-def _end_work(say: Say) -> None:
-    """Ask the coordinator to end all jobs and sandboxes, so that cgroups and mounts are cleared away as always."""
+def _end_all_work(home: Home, say: Say) -> None:
+    """Let the agent (or, where none lives, one for this moment) end all that runs, with its cgroups and mounts."""
+    command = [sys.executable, "-P", "-m", "kernpool_agent", "stop", "--all-work"]
+    settings = [f"--state-dir={home.agent}", f"--timeout-s={ALL_WORK_S}"]
+    try:
+        done = subprocess.run(
+            [*command, *settings], capture_output=True, env=child_environment(), cwd="/", timeout=ALL_WORK_S + 15,
+            check=False,
+        )  # fmt: skip
+        trouble = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:] if done.returncode else []
+    except (OSError, subprocess.TimeoutExpired) as error:
+        trouble = [str(error)]
+    for line in trouble:
+        say(f"Ending the work in order failed ({line}); its processes are killed now.")
+
+
+def _cancel_work(say: Say) -> None:
+    """Ask the coordinator to end all jobs and sandboxes, so that its records say so."""
     try:
         with Client(endpoint=find_endpoint(environ={})) as client:
             client.sandboxes.remove(all=True)
@@ -115,10 +137,16 @@ def _end_work(say: Say) -> None:
         say(f"{error.message} Ending its work without it.")
 
 
+def _listeners(home: Home) -> list[Path]:
+    """List the sockets of the spawner, of PID 1 of every sandbox and of the supervisor of every job, in this order."""
+    spawner = home.work / "spawner.sock"
+    return [*([spawner] if spawner.exists() else []), *_sockets(home.work / "s"), *_sockets(home.work / "j")]
+
+
 def _work_processes(home: Home) -> Iterator[Process]:
-    """Find the spawner, then every PID 1 of a sandbox and every supervisor of a job, by the sockets they listen on."""
+    """Find who listens on the sockets of the work."""
     seen: set[int] = set()
-    for path in (home.work / "spawner.sock", *_sockets(home.work / "s"), *_sockets(home.work / "j")):
+    for path in _listeners(home):
         process = socket_owner(path)
         if process is None:
             continue
