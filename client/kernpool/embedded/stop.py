@@ -4,14 +4,13 @@ import contextlib
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, final
 
 from kernpool.embedded import lock
 from kernpool.embedded.layout import Home
-from kernpool.embedded.processes import Process, child_environment, socket_owner
+from kernpool.embedded.processes import child_environment, work_processes
 from kernpool.embedded.start import Say, agent_process, coordinator_process
 from kernpool.endpoint import find_endpoint
 from kernpool.errors import KernpoolError, StartError
@@ -21,7 +20,6 @@ WORK_END_S: Final = 30.0
 ALL_WORK_S: Final = 60.0
 AGENT_GRACE_S: Final = 15.0
 COORDINATOR_GRACE_S: Final = 15.0
-SPAWNER_GRACE_S: Final = 5.0
 UNFINISHED: Final = ("pending", "starting", "setting_up", "running", "cancelling")
 
 
@@ -47,11 +45,9 @@ class Work:
 @final
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """What a stop found and did."""
+    """What a stop found."""
 
     was_running: bool
-    left_running: int
-    """Processes of work that were left on purpose (--keep-work)."""
 
 
 def current_work(home: Home) -> Work:
@@ -67,7 +63,7 @@ def current_work(home: Home) -> Work:
 def stop(home: Home, *, keep_work: bool, say: Say) -> Stopped:
     """Stop everything, each step bounded. Raises StartError where a process is not ours to end."""
     if not home.path.is_dir():
-        return Stopped(was_running=False, left_running=0)
+        return Stopped(was_running=False)
     with lock.held(home, lambda: say("Another start or stop is under way; waiting for it ...")):
         try:
             return _stop(home, keep_work=keep_work, say=say)
@@ -94,14 +90,9 @@ def _stop(home: Home, *, keep_work: bool, say: Say) -> Stopped:
                     say(f"The {what} did not stop within {grace_s:.0f} s and was killed.")
     home.endpoint_file.unlink(missing_ok=True)
     home.join_token_file.unlink(missing_ok=True)
-    left = list(_work_processes(home))
-    was_running = agent is not None or coordinator is not None or has_work or bool(left)
-    if keep_work:
-        for process in left:
-            process.close()
-        return Stopped(was_running, len(left))
-    _end_processes(left)
-    return Stopped(was_running, 0)
+    if not keep_work:
+        _end_left(home, say)
+    return Stopped(was_running=agent is not None or coordinator is not None or has_work)
 
 
 def _end_all_work(home: Home, say: Say) -> None:
@@ -138,30 +129,19 @@ def _cancel_work(say: Say) -> None:
 
 
 def _listeners(home: Home) -> list[Path]:
-    """List the sockets of the spawner, of PID 1 of every sandbox and of the supervisor of every job, in this order."""
+    """List the sockets of the spawner, of PID 1 of every sandbox and of the supervisor of every job."""
     spawner = home.work / "spawner.sock"
     return [*([spawner] if spawner.exists() else []), *_sockets(home.work / "s"), *_sockets(home.work / "j")]
 
 
-def _work_processes(home: Home) -> Iterator[Process]:
-    """Find who listens on the sockets of the work."""
-    seen: set[int] = set()
-    for path in _listeners(home):
-        process = socket_owner(path)
-        if process is None:
-            continue
-        if process.pid in seen:
-            process.close()
-            continue
-        seen.add(process.pid)
-        yield process
-
-
-def _end_processes(processes: list[Process]) -> None:
-    """End the spawner gently (it comes first, so that nothing new is made), the others at once."""
-    for number, process in enumerate(processes):
+def _end_left(home: Home, say: Say) -> None:
+    """Kill what outlived an end in order: a bug or a full disk must not make a machine unstoppable."""
+    left = work_processes(home.work)
+    if left:
+        say(f"{len(left)} processes of the work outlived its end and are killed.")
+    for process in left:
         with process:
-            process.end(SPAWNER_GRACE_S if number == 0 else 0.0)
+            process.end(0.0)
 
 
 def _sockets(directory: Path) -> list[Path]:
