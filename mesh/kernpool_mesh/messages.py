@@ -232,7 +232,7 @@ class Heartbeat(Message):
 @final
 @dataclass(slots=True)
 class Snapshot(Message):
-    """All that the node holds; sent after Welcome so that the coordinator can adopt it; several frames if need be."""
+    """All that the node holds; sent after Welcome (several frames, the last says so) for the coordinator to adopt."""
 
     TYPE: ClassVar[int] = 4
     attempts: list[AttemptStatus]
@@ -540,3 +540,13 @@ class StreamReset(Message):
     TYPE: ClassVar[int] = 68
     stream_id: int
     error: str = ""
+
+
+@final
+@dataclass(slots=True)
+class Fragment(Message):
+    """A piece of one encoded message that is larger than a frame; the link joins them, no room ever sees one."""
+
+    TYPE: ClassVar[int] = 69
+    data: bytes
+    last: bool
