@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Unpack
 
 from kernpool.options import CreateOptions
-from kernpool.results import Created, Pool, SandboxInfo
+from kernpool.results import Created, Pool, Removed, SandboxInfo
 from kernpool.sdk.default import default_client
 from kernpool.sdk.sandbox import Batch, Sandbox
 
@@ -34,7 +34,7 @@ def remove(
     labels: Mapping[str, str] | None = None,
     *,
     all: bool = False,  # noqa: A002 - the word of the API and the command line
-) -> int | None:
+) -> Removed:
     """Remove sandboxes by ids, by labels, or all of the workspace."""
     return default_client().sandboxes.remove(ids, labels, all=all)
 

@@ -321,13 +321,13 @@ def test_a_hostile_sandbox_cannot_write_outside_the_target(shell: Shell, server:
 
     class Files:
         def list(self, _: str) -> tuple[FileInfo, ...]:
-            return (FileInfo("../evil", "file", 1, 0o644, 0.0),)
+            return (FileInfo("../evil", "file", 1, 0o644, 0, 0, 0, ""),)
 
     class Sandbox:
         id = "sb-evil"
         files = Files()
 
-    top = FileInfo("d", "directory", 0, 0o755, 0.0)
+    top = FileInfo("d", "dir", 0, 0o755, 0, 0, 0, "")
     with pytest.raises(KernpoolError, match="not copied"):
         _get(Sandbox(), "/d", top, shell.directory / "target", Terminal(), 0)  # type: ignore[arg-type]
     assert not (shell.directory / "evil").exists()

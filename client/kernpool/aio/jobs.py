@@ -5,7 +5,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, final
 
-from kernpool.aio.transport import Request
+from kernpool.aio.transport import Request, Stream
 from kernpool.errors import CutError
 from kernpool.protocol import calls
 from kernpool.protocol.logs import LogPosition
@@ -62,23 +62,23 @@ class Job:
         offset: int = 0,
         index: int = 0,
         on_lost: Callable[[int], None] | None = None,
+        on_restart: Callable[[], None] | None = None,
     ) -> AsyncIterator[bytes]:
-        """Give the log of one rank as it comes; with `follow` until the end, over cut connections too.
+        """Give the log of one rank as it comes; `follow`: until the job ends, over cut connections and restarts.
 
-        `on_lost` is told how many bytes were rotated away before they could be read. Raises CutError, ApiError.
+        `on_lost` is told how many bytes were rotated away before they could be read, `on_restart` when what follows
+        is the log of a later attempt. Raises CutError, ApiError.
         """
         position = LogPosition(self.id, index=index, offset=offset, follow=follow, tail=tail)
         while True:
             try:
-                stream = await self._client.open_at_node(
-                    f"job/{self.id}",
-                    self.info.node_of(index),
-                    lambda direct: Request("GET", position.path(direct=direct)),
-                )
+                stream = await self._open_log(position, index)
                 async with stream:
                     lost = position.begin(stream.headers)
                     if lost and on_lost:
                         on_lost(lost)
+                    if position.is_restart and on_restart:
+                        on_restart()
                     while data := await stream.read():
                         position.advance(len(data))
                         yield data
@@ -88,4 +88,14 @@ class Job:
                     raise CutError(f"The log of {self.id} was cut again and again: {error}.") from error
                 await asyncio.sleep(pause_s)
             else:
-                return
+                if not position.ended():
+                    return
+
+    async def _open_log(self, position: LogPosition, index: int) -> Stream:
+        if position.needs_coordinator:
+            return await self._client.open(Request("GET", position.path(direct=False)))
+        return await self._client.open_at_node(
+            f"job/{self.id}/{index}",
+            self.info.node_of(index),
+            lambda direct: Request("GET", position.path(direct=direct)),
+        )

@@ -19,7 +19,7 @@ from kernpool.protocol.bulk import BulkReader
 from kernpool.protocol.execution import COMMAND_CUT, Chunk, Exit, OutputKeeper, read_event
 from kernpool.protocol.lines import LineReader
 from kernpool.protocol.retries import TransportError
-from kernpool.results import CommandResult, Created, Pool, SandboxInfo
+from kernpool.results import CommandResult, Created, Pool, Removed, SandboxInfo
 from kernpool.units import duration_s
 
 if TYPE_CHECKING:
@@ -243,8 +243,8 @@ class Sandboxes:
         labels: Mapping[str, str] | None = None,
         *,
         all: bool = False,  # noqa: A002 - the word of the API and the command line
-    ) -> int | None:
-        """Remove by ids, by labels (all must match), or all of the workspace; gives the number where it is told."""
+    ) -> Removed:
+        """Remove by ids, by labels (all must match), or all of the workspace."""
         return await self._client.run(calls.remove_sandboxes(ids, labels or {}, everything=all))
 
     async def pools(self) -> tuple[Pool, ...]:

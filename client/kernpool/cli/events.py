@@ -5,6 +5,7 @@ import argparse
 from kernpool.cli import shown
 from kernpool.cli.common import WHOLE, connect
 from kernpool.cli.terminal import Terminal, aligned
+from kernpool.protocol import calls
 from kernpool.results import Event
 from kernpool.sdk.client import Client
 
@@ -36,8 +37,25 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
 
 def past(client: Client, after: int | None) -> list[Event]:
     """Give the events after an id, or the last ones."""
-    events = list(client.events(after))
-    return events if after is not None else events[-LAST:]
+    if after is not None:
+        return list(client.events(after))
+    return list(client.events(max(0, newest_id(client) - LAST)))
+
+
+def newest_id(client: Client) -> int:
+    """Find the newest event's id: by doubling, then by halving, as a log of millions must not be read to its end."""
+
+    def is_beyond(event_id: int) -> bool:
+        return not client.run(calls.events(event_id, limit=1)).items
+
+    high = 1
+    while not is_beyond(high):
+        high *= 2
+    low = high // 2
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if is_beyond(middle) else (middle + 1, high)
+    return low
 
 
 def _one(event: Event, arguments: argparse.Namespace, terminal: Terminal) -> None:

@@ -63,27 +63,17 @@ def follow(
     def lost(count: int) -> None:
         terminal.note(f"({count} bytes of the log were rotated away before they could be read)")
 
-    while True:
-        restarts = job.info.restarts
-        with _Waiting(job, client, terminal, quiet=quiet) as waiting:
-            for data in job.logs(index=index, tail=tail, on_lost=lost):
-                waiting.over()
-                write(data)
-        info = _settle(job, client, restarts)
-        if info.ended:
-            if not quiet:
-                terminal.note(ended_line(info))
-            return exit_status(info)
-        terminal.note(f"{info.id} {info.name}: starts again ({info.restarts} so far): {info.detail or info.state}")
-        tail = None
+    def restarted() -> None:
+        terminal.note(f"({job.id} was started again)")
 
-
-def _settle(job: Job, client: Client, restarts: int) -> JobInfo:
-    """Wait until the job has ended or begun its next try: its log's end came first."""
-    while True:
-        job.info = client.run(calls.wait_job(job.id, 1.0))
-        if job.info.ended or job.info.restarts > restarts:
-            return job.info
+    with _Waiting(job, client, terminal, quiet=quiet) as waiting:
+        for data in job.logs(index=index, tail=tail, on_lost=lost, on_restart=restarted):
+            waiting.over()
+            write(data)
+    info = job.wait()
+    if not quiet:
+        terminal.note(ended_line(info))
+    return exit_status(info)
 
 
 @final

@@ -96,7 +96,7 @@ def _pieces(file: BinaryIO) -> Iterator[bytes]:
 
 def _is_directory(sandbox: Sandbox, path: str) -> bool:
     try:
-        return sandbox.files.stat(path).type == "directory"
+        return sandbox.files.stat(path).type == "dir"
     except NotFoundError:
         return False
 
@@ -107,7 +107,7 @@ def _is_directory(sandbox: Sandbox, path: str) -> bool:
 def _copy_out(sandbox: Sandbox, source: str, target: str, terminal: Terminal) -> None:
     found = sandbox.files.stat(source)
     if target == "-":
-        if found.type == "directory":
+        if found.type == "dir":
             raise UsageError(f"{source} is a directory: copy it to one")
         for piece in sandbox.files.iter(source):
             terminal.write(piece)
@@ -123,7 +123,7 @@ def _get(sandbox: Sandbox, source: str, found: FileInfo, local: Path, terminal: 
     if depth > DEPTH_MAX:
         raise KernpoolError(f"{source} is nested more than {DEPTH_MAX} directories deep.")
     try:
-        if found.type == "directory":
+        if found.type == "dir":
             local.mkdir(exist_ok=True)
             for child in sandbox.files.list(source):
                 if child.name in ("", ".", "..") or "/" in child.name or "\0" in child.name:

@@ -2,6 +2,7 @@
 
 import argparse
 
+from kernpool.cli.commands import FAILED
 from kernpool.cli.common import add_yes, connect, pairs
 from kernpool.cli.errors import UsageError
 from kernpool.cli.sandbox_ids import find_id
@@ -32,11 +33,13 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
             return 0
         removed = client.sandboxes.remove(ids, labels, all=arguments.all)
         if ids:
-            for sandbox_id in ids:
+            for sandbox_id in removed.ids:
                 terminal.line(f"{sandbox_id}: removed")
         else:
-            terminal.line(f"{'all' if removed is None else removed} removed")
-    return 0
+            terminal.line(f"{len(removed.ids)} removed")
+        for sandbox_id in removed.unreachable:
+            terminal.problem(f"{sandbox_id}: its node is away; it ends there by its time to live at the latest")
+        return FAILED if removed.unreachable else 0
 
 
 def _question(client: Client, labels: dict[str, str]) -> str:

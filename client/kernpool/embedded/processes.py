@@ -4,8 +4,6 @@ import contextlib
 import os
 import select
 import signal
-import socket
-import struct
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -93,7 +91,8 @@ def daemon(state_dir: Path, pid_file: str) -> Process | None:
     process = Process.hold(int(text))
     if process is None:
         return None
-    if os.fsencode(state_dir) in command_line(process.pid):
+    path = os.fsencode(state_dir)
+    if any(word in (path, b"--state-dir=" + path) for word in command_line(process.pid)):
         return process
     process.close()
     return None
@@ -108,19 +107,36 @@ def command_line(pid: int) -> list[bytes]:
         return []
 
 
-def socket_owner(path: Path) -> Process | None:
-    """Find the process that listens on a Unix socket; None when nobody does."""
-    for kind in (socket.SOCK_SEQPACKET, socket.SOCK_STREAM):
-        with socket.socket(socket.AF_UNIX, kind) as probe:
-            probe.settimeout(1.0)
-            try:
-                probe.connect(str(path))
-                credentials = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-            except OSError:
-                continue
-            pid = struct.unpack("3i", credentials)[0]
-            return Process.hold(pid) if pid > 0 else None
-    return None
+def work_processes(work_dir: Path) -> list[Process]:
+    """Find the kp-init processes of a work directory (its path is a word of their command line) and all below them.
+
+    The spawner comes first, so that nothing new is made while the others are ended.
+    """
+    path = os.fsencode(work_dir)
+    parents = dict(_parents())
+    own = sorted(pid for pid in parents if path in command_line(pid) and pid != os.getpid())
+    found = dict.fromkeys(sorted(own, key=lambda pid: parents[pid] in own))
+    for pid in parents:
+        if pid not in found and any(ancestor in found for ancestor in _ancestors(pid, parents)):
+            found[pid] = None
+    return [process for pid in found if (process := Process.hold(pid)) is not None]
+
+
+def _parents() -> Iterator[tuple[int, int]]:
+    """Give (pid, parent's pid) of every process."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                # The name in parentheses may hold anything, also spaces and parentheses.
+                yield int(entry.name), int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+
+
+def _ancestors(pid: int, parents: dict[int, int]) -> Iterator[int]:
+    for _ in range(len(parents)):
+        pid = parents.get(pid, 0)
+        if pid <= 1:
+            return
+        yield pid
 
 
 def port_owner(port: int) -> str:

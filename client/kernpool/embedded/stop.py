@@ -1,24 +1,25 @@
 """Stopping the embedded install: its work first (unless kept), then agent, coordinator and what is left of the work."""
 
 import contextlib
+import subprocess
+import sys
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, final
 
 from kernpool.embedded import lock
 from kernpool.embedded.layout import Home
-from kernpool.embedded.processes import Process, socket_owner
+from kernpool.embedded.processes import child_environment, work_processes
 from kernpool.embedded.start import Say, agent_process, coordinator_process
 from kernpool.endpoint import find_endpoint
 from kernpool.errors import KernpoolError, StartError
 from kernpool.sdk.client import Client
 
 WORK_END_S: Final = 30.0
+ALL_WORK_S: Final = 60.0
 AGENT_GRACE_S: Final = 15.0
 COORDINATOR_GRACE_S: Final = 15.0
-SPAWNER_GRACE_S: Final = 5.0
 UNFINISHED: Final = ("pending", "starting", "setting_up", "running", "cancelling")
 
 
@@ -44,11 +45,9 @@ class Work:
 @final
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """What a stop found and did."""
+    """What a stop found."""
 
     was_running: bool
-    left_running: int
-    """Processes of work that were left on purpose (--keep-work)."""
 
 
 def current_work(home: Home) -> Work:
@@ -64,7 +63,7 @@ def current_work(home: Home) -> Work:
 def stop(home: Home, *, keep_work: bool, say: Say) -> Stopped:
     """Stop everything, each step bounded. Raises StartError where a process is not ours to end."""
     if not home.path.is_dir():
-        return Stopped(was_running=False, left_running=0)
+        return Stopped(was_running=False)
     with lock.held(home, lambda: say("Another start or stop is under way; waiting for it ...")):
         try:
             return _stop(home, keep_work=keep_work, say=say)
@@ -76,8 +75,11 @@ def stop(home: Home, *, keep_work: bool, say: Say) -> Stopped:
 
 def _stop(home: Home, *, keep_work: bool, say: Say) -> Stopped:
     agent, coordinator = agent_process(home), coordinator_process(home)
-    if not keep_work and agent is not None and coordinator is not None:
-        _end_work(say)
+    has_work = not keep_work and (agent is not None or bool(_listeners(home)))
+    if has_work and agent is not None and coordinator is not None:
+        _cancel_work(say)
+    if has_work:
+        _end_all_work(home, say)
     for process, grace_s, what in (
         (agent, AGENT_GRACE_S, "agent"),
         (coordinator, COORDINATOR_GRACE_S, "coordinator"),
@@ -88,18 +90,29 @@ def _stop(home: Home, *, keep_work: bool, say: Say) -> Stopped:
                     say(f"The {what} did not stop within {grace_s:.0f} s and was killed.")
     home.endpoint_file.unlink(missing_ok=True)
     home.join_token_file.unlink(missing_ok=True)
-    left = list(_work_processes(home))
-    was_running = agent is not None or coordinator is not None or bool(left)
-    if keep_work:
-        for process in left:
-            process.close()
-        return Stopped(was_running, len(left))
-    _end_processes(left)
-    return Stopped(was_running, 0)
+    if not keep_work:
+        _end_left(home, say)
+    return Stopped(was_running=agent is not None or coordinator is not None or has_work)
 
 
-def _end_work(say: Say) -> None:
-    """Ask the coordinator to end all jobs and sandboxes, so that cgroups and mounts are cleared away as always."""
+def _end_all_work(home: Home, say: Say) -> None:
+    """Let the agent (or, where none lives, one for this moment) end all that runs, with its cgroups and mounts."""
+    command = [sys.executable, "-P", "-m", "kernpool_agent", "stop", "--all-work"]
+    settings = [f"--state-dir={home.agent}", f"--timeout-s={ALL_WORK_S}"]
+    try:
+        done = subprocess.run(
+            [*command, *settings], capture_output=True, env=child_environment(), cwd="/", timeout=ALL_WORK_S + 15,
+            check=False,
+        )  # fmt: skip
+        trouble = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:] if done.returncode else []
+    except (OSError, subprocess.TimeoutExpired) as error:
+        trouble = [str(error)]
+    for line in trouble:
+        say(f"Ending the work in order failed ({line}); its processes are killed now.")
+
+
+def _cancel_work(say: Say) -> None:
+    """Ask the coordinator to end all jobs and sandboxes, so that its records say so."""
     try:
         with Client(endpoint=find_endpoint(environ={})) as client:
             client.sandboxes.remove(all=True)
@@ -115,25 +128,20 @@ def _end_work(say: Say) -> None:
         say(f"{error.message} Ending its work without it.")
 
 
-def _work_processes(home: Home) -> Iterator[Process]:
-    """Find the spawner, then every PID 1 of a sandbox and every supervisor of a job, by the sockets they listen on."""
-    seen: set[int] = set()
-    for path in (home.work / "spawner.sock", *_sockets(home.work / "s"), *_sockets(home.work / "j")):
-        process = socket_owner(path)
-        if process is None:
-            continue
-        if process.pid in seen:
-            process.close()
-            continue
-        seen.add(process.pid)
-        yield process
+def _listeners(home: Home) -> list[Path]:
+    """List the sockets of the spawner, of PID 1 of every sandbox and of the supervisor of every job."""
+    spawner = home.work / "spawner.sock"
+    return [*([spawner] if spawner.exists() else []), *_sockets(home.work / "s"), *_sockets(home.work / "j")]
 
 
-def _end_processes(processes: list[Process]) -> None:
-    """End the spawner gently (it comes first, so that nothing new is made), the others at once."""
-    for number, process in enumerate(processes):
+def _end_left(home: Home, say: Say) -> None:
+    """Kill what outlived an end in order: a bug or a full disk must not make a machine unstoppable."""
+    left = work_processes(home.work)
+    if left:
+        say(f"{len(left)} processes of the work outlived its end and are killed.")
+    for process in left:
         with process:
-            process.end(SPAWNER_GRACE_S if number == 0 else 0.0)
+            process.end(0.0)
 
 
 def _sockets(directory: Path) -> list[Path]:

@@ -21,6 +21,7 @@ CALL_TIMEOUT_S: Final = 65.0
 WAIT_S_MAX: Final = 50.0
 """One long poll; the coordinator allows 55."""
 PAGE_ITEMS: Final = 500
+"""Of listings that may be long; the coordinator gives 1000 at most."""
 
 
 @final
@@ -121,7 +122,7 @@ def status() -> Call[results.Status]:
 
 def nodes(after: str = "") -> Call[Page[results.NodeInfo]]:
     """List nodes."""
-    return Call("GET", f"/nodes{_query(after=after)}", _page(results.NodeInfo.read))
+    return Call("GET", f"/nodes{_query(limit=PAGE_ITEMS, after=after)}", _page(results.NodeInfo.read))
 
 
 def node(name: str) -> Call[results.NodeInfo]:
@@ -184,12 +185,15 @@ def wait_job(job_id: str, wait_s: float) -> Call[results.JobInfo]:
     return Call("GET", path, _object(results.JobInfo.read), timeout_s=wait_s + 15.0)
 
 
-def job_logs_path(job_id: str, index: int, *, offset: int, follow: bool, tail: int | None, direct: bool) -> str:
-    """Give the path of a job's log, at the coordinator or at the node itself."""
-    query = _query(offset=offset or None, follow=int(follow), tail=tail)
+def job_logs_path(
+    job_id: str, index: int, *, offset: int, follow: bool, tail: int | None, fence: int, direct: bool
+) -> str:
+    """Give the path of a job's log, at the coordinator or at the node itself; `fence`: only a later attempt's."""
     if direct:
+        query = _query(offset=offset or None, follow=int(follow), tail=tail)
         return f"/jobs/{_id(job_id)}/{index}/logs{query}"
-    return f"/jobs/{_id(job_id)}/logs{query}&index={index}"
+    query = _query(index=index or None, offset=offset or None, follow=int(follow), tail=tail, fence=fence or None)
+    return f"/jobs/{_id(job_id)}/logs{query}"
 
 
 # --- sandboxes ---
@@ -205,7 +209,7 @@ def create_sandboxes(count: int, options: CreateOptions, key: str) -> Call[None]
 
 
 def sandboxes(
-    labels: Mapping[str, str], state: str | None = None, limit: int | None = None, after: str = ""
+    labels: Mapping[str, str], state: str | None = None, limit: int = PAGE_ITEMS, after: str = ""
 ) -> Call[Page[results.SandboxInfo]]:
     """List sandboxes."""
     pairs = [f"{name}={value}" for name, value in labels.items()]
@@ -224,14 +228,12 @@ def extend_sandbox(sandbox_id: str, ttl_s: float) -> Call[results.SandboxInfo]:
     return Call("POST", f"/sandboxes/{_id(sandbox_id)}/extend", _object(results.SandboxInfo.read), body)
 
 
-def remove_sandboxes(ids: Iterable[str], labels: Mapping[str, str], *, everything: bool = False) -> Call[int | None]:
-    """Remove sandboxes by ids, by labels, or all of the workspace; gives their number where the server tells it."""
+def remove_sandboxes(
+    ids: Iterable[str], labels: Mapping[str, str], *, everything: bool = False
+) -> Call[results.Removed]:
+    """Remove sandboxes by ids, by labels, or all of the workspace."""
     body = _body({"ids": list(ids), "labels": dict(labels), "all": everything})
-    return Call("POST", "/sandboxes/remove", _removed, body)
-
-
-def _removed(document: Any) -> int | None:
-    return read.maybe_whole(document, "removed") if isinstance(document, dict) else None
+    return Call("POST", "/sandboxes/remove", _object(results.Removed.read), body)
 
 
 def pools() -> Call[tuple[results.Pool, ...]]:
@@ -249,9 +251,10 @@ def _read_pools(document: Any) -> tuple[results.Pool, ...]:
 
 
 def access(object_: str) -> Call[results.Access]:
-    """Ask for a way straight to the node of `sandbox/ID` or `job/ID`."""
-    kind, _, name = object_.partition("/")
-    path = f"/{'sandboxes' if kind == 'sandbox' else 'jobs'}/{_id(name)}/access"
+    """Ask for a way straight to the node of `sandbox/ID` or of `job/ID/RANK`."""
+    kind, _, rest = object_.partition("/")
+    name, _, index = rest.partition("/")
+    path = f"/sandboxes/{_id(name)}/access" if kind == "sandbox" else f"/jobs/{_id(name)}/access{_query(index=index)}"
     return Call("POST", path, _object(results.Access.read), timeout_s=10.0)
 
 
@@ -344,9 +347,9 @@ def remove_token(token_id: str) -> Call[None]:
     return Call("DELETE", f"/tokens/{_id(token_id)}", _nothing)
 
 
-def events(after: int | None = None) -> Call[Page[results.Event]]:
+def events(after: int | None = None, limit: int = PAGE_ITEMS) -> Call[Page[results.Event]]:
     """List events, oldest first."""
-    return Call("GET", f"/events{_query(after=after)}", _page(results.Event.read))
+    return Call("GET", f"/events{_query(after=after, limit=limit)}", _page(results.Event.read))
 
 
 def follow_events_path(after: int | None) -> str:

@@ -6,7 +6,7 @@ Most keep the JSON object that they were read from in `raw`, where fields of new
 from kernpool.results.commands import CommandResult, read_problem
 from kernpool.results.fleet import Amounts, ClusterInfo, NodeInfo, ServerInfo, Status
 from kernpool.results.jobs import JOB_ENDS, AttemptInfo, JobInfo
-from kernpool.results.sandboxes import Created, FileInfo, Limits, Pool, SandboxInfo, Template
+from kernpool.results.sandboxes import Created, FileInfo, Limits, Pool, Removed, SandboxInfo, Template
 from kernpool.results.tokens import Access, ApiToken, Event, JoinToken
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "Limits",
     "NodeInfo",
     "Pool",
+    "Removed",
     "SandboxInfo",
     "ServerInfo",
     "Status",

@@ -173,11 +173,15 @@ class FileInfo:
     name: str
     """The last part of its path."""
     type: str
-    """file, directory, symlink or other."""
+    """file, dir, symlink or other."""
     size: int
     mode: int
     """Permission bits."""
-    mtime_unix_s: float
+    uid: int
+    gid: int
+    mtime_ns: int
+    link: str
+    """Where a symlink points."""
     raw: Object = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
@@ -188,6 +192,26 @@ class FileInfo:
             read.text(data, "type"),
             read.whole(data, "size"),
             read.whole(data, "mode"),
-            read.number(data, "mtime_unix_s"),
+            read.whole(data, "uid"),
+            read.whole(data, "gid"),
+            read.whole(data, "mtime_ns"),
+            read.text(data, "link"),
             data,
         )
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """What a removal did."""
+
+    ids: tuple[str, ...]
+    """Nothing is left of these on their nodes."""
+    unreachable: tuple[str, ...]
+    """The nodes of these are away: they end there by their time to live at the latest."""
+
+    @classmethod
+    def read(cls, data: Object) -> "Removed":
+        """Read the JSON form."""
+        away = read.records(data, "unreachable", lambda item: read.name(item, "id"))
+        return cls(read.texts(data, "removed"), away)

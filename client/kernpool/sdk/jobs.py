@@ -9,7 +9,7 @@ from kernpool.protocol import calls
 from kernpool.protocol.logs import LogPosition
 from kernpool.protocol.retries import TransportError
 from kernpool.results import JobInfo
-from kernpool.sdk.transport import Request
+from kernpool.sdk.transport import Request, Stream
 
 if TYPE_CHECKING:
     from kernpool.sdk.client import Client
@@ -61,26 +61,32 @@ class Job:
         offset: int = 0,
         index: int = 0,
         on_lost: Callable[[int], None] | None = None,
+        on_restart: Callable[[], None] | None = None,
     ) -> Iterator[bytes]:
-        """Give the log of one rank as it comes; with `follow` until the end, over cut connections too.
+        """Give the log of one rank as it comes; `follow`: until the job ends, over cut connections and restarts.
 
-        `on_lost` is told how many bytes were rotated away before they could be read. Raises CutError, ApiError.
+        `on_lost` is told how many bytes were rotated away before they could be read, `on_restart` when what follows
+        is the log of a later attempt. Raises CutError, ApiError.
         """
         position = LogPosition(self.id, index=index, offset=offset, follow=follow, tail=tail)
-        return self._read_log(position, index, on_lost)
+        return self._read_log(position, index, on_lost, on_restart)
 
-    def _read_log(self, position: LogPosition, index: int, on_lost: Callable[[int], None] | None) -> Iterator[bytes]:
+    def _read_log(
+        self,
+        position: LogPosition,
+        index: int,
+        on_lost: Callable[[int], None] | None,
+        on_restart: Callable[[], None] | None,
+    ) -> Iterator[bytes]:
         while True:
             try:
-                stream = self._client.open_at_node(
-                    f"job/{self.id}",
-                    self.info.node_of(index),
-                    lambda direct: Request("GET", position.path(direct=direct)),
-                )
+                stream = self._open_log(position, index)
                 with stream:
                     lost = position.begin(stream.headers)
                     if lost and on_lost:
                         on_lost(lost)
+                    if position.is_restart and on_restart:
+                        on_restart()
                     while data := stream.read():
                         position.advance(len(data))
                         yield data
@@ -90,4 +96,14 @@ class Job:
                     raise CutError(f"The log of {self.id} was cut again and again: {error}.") from error
                 time.sleep(pause_s)
             else:
-                return
+                if not position.ended():
+                    return
+
+    def _open_log(self, position: LogPosition, index: int) -> Stream:
+        if position.needs_coordinator:
+            return self._client.open(Request("GET", position.path(direct=False)))
+        return self._client.open_at_node(
+            f"job/{self.id}/{index}",
+            self.info.node_of(index),
+            lambda direct: Request("GET", position.path(direct=direct)),
+        )

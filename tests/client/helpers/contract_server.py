@@ -62,6 +62,8 @@ class RunningJob:
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
     process: asyncio.subprocess.Process | None = None
     log_start: int = 0
+    fence: int = 1
+    attempt_over: bool = False
 
     @property
     def ended(self) -> bool:
@@ -340,7 +342,14 @@ class Api:
             lines = bytes(job.log).splitlines(keepends=True)
             kept = int(request.query["tail"])
             offset = max(offset, len(job.log) - sum(map(len, lines[len(lines) - kept :] if kept else [])))
-        response = web.StreamResponse(headers={"KP-Log-Offset": str(offset)})
+        read_fence = int(request.query.get("fence", 0))
+        if read_fence:
+            async with job.changed:
+                await job.changed.wait_for(lambda: job.ended or job.fence > read_fence)
+            if job.fence <= read_fence:
+                return web.Response(headers={"KP-Log-Offset": "0", "KP-Log-Fence": str(job.fence)})
+        headers = {"KP-Log-Offset": str(offset), "KP-Log-Fence": str(job.fence)}
+        response = web.StreamResponse(headers=headers)
         await response.prepare(request)
         while True:
             ended = job.ended
@@ -469,7 +478,7 @@ class Api:
         known = [sandbox_id for sandbox_id in ids if sandbox_id in self.state.sandboxes]
         for sandbox_id in known:
             self.drop(sandbox_id)
-        return web.json_response({"removed": len(known)})
+        return web.json_response({"removed": known, "unreachable": []})
 
     async def exec_stream(self, request: web.Request) -> web.StreamResponse:
         command = await request.json()
@@ -683,10 +692,10 @@ def new_sandbox_id() -> str:
 def entry(path: Path) -> dict[str, Any]:
     """Describe a file."""
     found = path.lstat()
-    kind = "directory" if path.is_dir() else "symlink" if path.is_symlink() else "file"
+    kind = "symlink" if path.is_symlink() else "dir" if path.is_dir() else "file"
     return {
         "name": path.name, "type": kind, "size": found.st_size, "mode": stat.S_IMODE(found.st_mode),
-        "mtime_unix_s": found.st_mtime,
+        "mtime_ns": found.st_mtime_ns, "uid": found.st_uid, "gid": found.st_gid, "link": "",
     }  # fmt: skip
 
 

@@ -92,7 +92,7 @@ def test_a_refused_token_is_forgotten_and_no_grant_means_the_coordinator() -> No
 
 def test_a_log_goes_on_at_its_offset_and_counts_what_was_lost() -> None:
     position = LogPosition("j-1", index=0, offset=0, follow=True, tail=5)
-    assert position.path(direct=False) == "/jobs/j-1/logs?follow=1&tail=5&index=0"
+    assert position.path(direct=False) == "/jobs/j-1/logs?follow=1&tail=5"
     assert position.path(direct=True) == "/jobs/j-1/0/logs?follow=1&tail=5"
     assert position.begin({"kp-log-offset": "1000"}) == 0
     position.advance(24)
@@ -109,3 +109,30 @@ def test_a_log_that_only_breaks_is_given_up_and_bytes_give_new_hope() -> None:
     assert pauses[-1] is None
     position.advance(1)
     assert position.broke() == 0.1
+
+
+def test_a_log_goes_on_with_the_next_attempt_until_the_job_is_over() -> None:
+    """A job whose node was lost starts again elsewhere while somebody follows its log."""
+    position = LogPosition("j-1", index=2, offset=0, follow=True, tail=5)
+    position.begin({"kp-log-offset": "10", "kp-log-fence": "1"})
+    position.advance(90)
+    restarts = [position.is_restart]
+    assert position.ended()
+    assert position.path(direct=False) == "/jobs/j-1/logs?index=2&follow=1&fence=1"
+    assert position.needs_coordinator
+    assert position.begin({"kp-log-offset": "0", "kp-log-fence": "2"}) == 0
+    restarts.append(position.is_restart)
+    position.advance(7)
+    assert position.begin({"kp-log-offset": "7", "kp-log-fence": "2"}) == 0, "a cut"
+    restarts.append(position.is_restart)
+    assert restarts == [False, True, False]
+    assert position.ended()
+    position.begin({"kp-log-offset": "0", "kp-log-fence": "2"})
+    assert position.is_over
+    assert not position.ended()
+
+
+def test_without_following_one_attempt_is_all() -> None:
+    position = LogPosition("j-1", index=0, offset=0, follow=False, tail=None)
+    position.begin({"kp-log-offset": "0", "kp-log-fence": "1"})
+    assert not position.ended()
