@@ -52,9 +52,7 @@ async def sandbox(node: "Node") -> str:
 
 
 def port(door: "Door", sandbox: str, number: int | str = 8000) -> Any:
-    return door.websocket(
-        f"/v1/sandboxes/{sandbox}/ports/{number}", f"sandbox/{sandbox}", ["connect"], autoclose=False
-    )
+    return door.websocket(f"/v1/sandboxes/{sandbox}/ports/{number}", f"sandbox/{sandbox}", ["connect"], autoclose=False)
 
 
 async def rest(websocket: aiohttp.ClientWebSocketResponse) -> tuple[bytes, int | None]:
@@ -133,5 +131,3 @@ async def test_a_client_that_leaves_closes_the_connection_inside(door: "Door", s
     async with asyncio.timeout(20):
         while int((await node.runtime.run(sandbox, Command(["sh", "-c", script]))).stdout):
             pass
-
-
