@@ -71,6 +71,7 @@ class Link:
         self._ended = self._loop.create_future()
         self._closing = False
         """close() was called: what is queued still goes out, nothing new is taken."""
+        self._close_reason = ""
         self._control: deque[bytes] = deque()
         """Encoded frames that go before all stream data."""
         self._control_bytes = 0
@@ -156,6 +157,7 @@ class Link:
     async def close(self, reason: str = "") -> None:
         """Send the queued messages (within close_timeout_s), say why, close; streams are reset. Harmless when over."""
         self._closing = True
+        self._close_reason = self._close_reason or reason
         self._wake_senders()
         try:
             async with asyncio.timeout(self._config.close_timeout_s):
@@ -167,7 +169,7 @@ class Link:
         except (TimeoutError, ConnectionError, aiohttp.ClientError):
             self._drop_connection()
         finally:
-            self._finish(LinkEndCause.CLOSED_HERE, reason or "closed by this side")
+            self._finish_here()
             self._writer.cancel()
         await asyncio.gather(self._writer, return_exceptions=True)
 
@@ -241,8 +243,8 @@ class Link:
             self._wake.set_result(None)
             self._wake = None
             self._idle.clear()
-            if self._watch is None:
-                self._arm_watch()
+        if self._watch is None:
+            self._arm_watch()
 
     def _wake_senders(self) -> None:
         while self._room_waiters:
@@ -399,7 +401,7 @@ class Link:
                 said = f"the other side closed the link: {frame.extra or 'no reason given'} (code {frame.data})"
                 self._finish(LinkEndCause.CLOSED_BY_PEER, said)
             case WSMsgType.CLOSING | WSMsgType.CLOSED if self._closing:
-                self._finish(LinkEndCause.CLOSED_HERE, "closed by this side")
+                self._finish_here()
             case WSMsgType.ERROR if isinstance(frame.data, aiohttp.WebSocketError):
                 self._finish(LinkEndCause.PROTOCOL_ERROR, f"the other side broke the WebSocket protocol: {frame.data}")
             case WSMsgType.ERROR | WSMsgType.CLOSING | WSMsgType.CLOSED:
@@ -438,6 +440,10 @@ class Link:
         if self._wake is not None:
             self._wake.set_result(None)
             self._wake = None
+
+    def _finish_here(self) -> None:
+        said = f": {self._close_reason}" if self._close_reason else ""
+        self._finish(LinkEndCause.CLOSED_HERE, f"this side closed the link{said}")
 
     def _drop_connection(self) -> None:
         """Break the connection at once: a close that waits for a silent peer would keep the descriptor for minutes."""

@@ -1,9 +1,9 @@
 """One authority, a server identity and an enrolled node, made as the coordinator and the agent make them."""
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import pytest
 from cryptography import x509
@@ -11,6 +11,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
+
 from kernpool_tls.authority import Authority, Issued
 from kernpool_tls.sealing import Sealer
 
@@ -40,6 +41,12 @@ def make_key(common_name: str = "", alternative_uri: str = "", curve: ec.Ellipti
     return Key(private, builder.sign(private, hashes.SHA256()).public_bytes(Encoding.PEM))
 
 
+class MakeKey(Protocol):
+    def __call__(
+        self, common_name: str = "", alternative_uri: str = "", curve: ec.EllipticCurve | None = None
+    ) -> Key: ...
+
+
 @dataclass
 class NodeFiles:
     """A node with a certificate, and the file its TLS contexts load."""
@@ -57,15 +64,19 @@ def enrol(authority: Authority, directory: Path, node_id: str = NODE_ID, now_uni
     return NodeFiles(key, issued, path)
 
 
+class Enrol(Protocol):
+    def __call__(
+        self, authority: Authority, directory: Path, node_id: str = NODE_ID, now_unix_s: float | None = None
+    ) -> NodeFiles: ...
+
+
 @pytest.fixture(name="make_key")
-def make_key_fixture() -> Callable[..., Key]:
-    """make_key(common_name="", alternative_uri="", curve=None) -> Key."""
+def make_key_fixture() -> MakeKey:
     return make_key
 
 
 @pytest.fixture(name="enrol")
-def enrol_fixture() -> Callable[..., NodeFiles]:
-    """enrol(authority, directory, node_id=NODE_ID, now_unix_s=None) -> NodeFiles."""
+def enrol_fixture() -> Enrol:
     return enrol
 
 

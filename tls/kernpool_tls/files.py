@@ -44,14 +44,15 @@ def read_private(path: Path, bytes_max: int = 1 << 20) -> bytes:
     Raises FileNotFoundError, InsecureFileError when others may read it or it is no regular file, OSError.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    with os.fdopen(descriptor, "rb") as file:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
+    try:
+        mode = os.fstat(descriptor).st_mode
+        if not stat.S_ISREG(mode):
             raise InsecureFileError(f"{path} is not a regular file")
-        if status.st_mode & 0o077:
-            mode = stat.S_IMODE(status.st_mode)
-            raise InsecureFileError(f"{path} has mode {mode:04o}, others may read it: `chmod 600 {path}`")
-        return file.read(bytes_max)
+        if mode & 0o077:
+            raise InsecureFileError(f"{path} has mode {stat.S_IMODE(mode):04o}, others may read it: `chmod 600 {path}`")
+        return os.read(descriptor, bytes_max)
+    finally:
+        os.close(descriptor)
 
 
 def _write_beside(path: Path, data: bytes) -> Path:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any, Final, final
@@ -66,10 +67,18 @@ class NodeKeys:
         return answer
 
 
+def _environment() -> dict[str, str]:
+    """The child has to find this very package, whichever way its parent came by it."""
+    here = str(Path(__file__).parents[1])
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))}
+
+
 async def _run_child(request: bytes) -> dict[str, Any]:
     pipe = asyncio.subprocess.PIPE
     arguments = ("-m", "kernpool_tls.keyworker")
-    child = await asyncio.create_subprocess_exec(sys.executable, *arguments, stdin=pipe, stdout=pipe, stderr=pipe)
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, *arguments, stdin=pipe, stdout=pipe, stderr=pipe, env=_environment()
+    )
     try:
         async with asyncio.timeout(DEADLINE_S):
             output, complaint = await child.communicate(request)
