@@ -11,7 +11,7 @@ from typing import Any, Final, final
 
 from kernpool_coordinator.sandboxes.book import Kit, Sandbox, SandboxBook
 from kernpool_coordinator.sandboxes.templates import result_body
-from kernpool_mesh.messages import SandboxItem, SandboxState
+from kernpool_mesh.messages import SandboxItem
 from kernpool_mesh.reasons import EndReason
 
 QUEUE_BYTES_MAX: Final = 64 << 20
@@ -108,8 +108,7 @@ class Creation:
         if item.error:
             book.end(sandbox, EndReason.START_FAILED, item.error, unix_s)
             return self._failed(part, name, shown, "refused", item.error)
-        shown_alive = item.status is not None and item.status.state is not SandboxState.ENDED
-        if sandbox.doomed is not None or (shown_alive and not sandbox.alive):
+        if sandbox.unwanted:
             # The node's create and our removal have crossed: the removal wins, so it is sent again.
             self.unwanted.setdefault(part.node_id, []).append(name)
             return self._failed(part, name, shown, "conflict", "it was removed while it was being made")
@@ -121,7 +120,7 @@ class Creation:
         if item.result is not None:
             shown["result"] = result_body(item.result)
             if self.remove_after:
-                book.end(sandbox, EndReason.CANCELLED, "removed after its command", unix_s)
+                book.end(sandbox, EndReason.EXITED, "removed after its command", unix_s)
         if item.result is not None or not self.wants_result:
             del part.open_ids[name]
             self.created += 1
@@ -169,6 +168,8 @@ class Creation:
     def _give_up(self, sandbox: Sandbox, book: SandboxBook) -> None:
         """It may be there; the caller is told of an error and has no other way to know it, so it must not stay."""
         book.doom(sandbox, EndReason.CANCELLED)
+        if sandbox.doomed is None:
+            return
         self.unwanted.setdefault(sandbox.node_id, []).append(sandbox.id)
 
     # --- the reader's side ---

@@ -319,6 +319,7 @@ async def test_a_remove_wins_over_a_create_in_flight(stage: Any) -> None:
     statuses = [stage.plane._rooms.sandboxes.book.sandboxes[one] for one in order.sandbox_ids]
     assert [one.state for one in statuses] == ["ended", "starting"]
     # The node's create crosses the removal and makes it after all.
+    link.agent.ended.clear()
     late = link.agent._create(order)
     assert order.sandbox_ids[0] in link.agent.sandboxes
     link.tell(late + link.agent.answer_creates())
@@ -408,14 +409,20 @@ async def test_200_sandboxes_outlive_a_coordinator(stage: Any) -> None:
 async def test_what_ended_while_we_were_away_is_ended(stage: Any) -> None:
     await stage.open()
     link = await stage.join(SimAgent("n-a"))
-    items, _ = await create(stage, 2)
+    items, _ = await create(stage, 3)
     stage.plane.tick()
     link.cut()
     link.agent.end_sandbox(items[0]["id"], EndReason.TTL)
+    link.agent.end_sandbox(items[1]["id"], EndReason.TTL)
+    del link.agent.ended[items[1]["id"]]
     await stage.reopen()
     await stage.join(link.agent)
-    body = await stage.plane.sandbox(stage.ann, items[0]["id"])
-    assert (body["state"], body["reason"]) == ("ended", "lost")
+    bodies = [await stage.plane.sandbox(stage.ann, item["id"]) for item in items]
+    assert [(body["state"], body["reason"]) for body in bodies] == [
+        ("ended", "ttl"),
+        ("ended", "lost"),
+        ("running", None),
+    ]
 
 
 async def test_sandboxes_of_a_lost_node_come_back_with_it(stage: Any) -> None:
@@ -468,11 +475,28 @@ async def test_a_repeated_key_is_pending_while_its_node_is_away(stage: Any) -> N
     other = await stage.join(SimAgent("n-b"))
     with pytest.raises(PendingError, match="pending on n-a"):
         await create(stage, 2, idempotency_key="k")
+    link.agent.holds_creates = False
     await stage.join(link.agent)
     again, total = await create(stage, 2, idempotency_key="k")
     assert [item["sandbox"]["state"] for item in again] == ["running", "running"]
     assert [item["id"] for item in again] == [item["id"] for item in items]
     assert (total["created"], other.agent.sandboxes, len(link.agent.sandboxes)) == (2, {}, 2)
+
+
+async def test_a_repeated_key_runs_no_command_twice(stage: Any) -> None:
+    """The command sends a mail; the answer is lost; the client asks again."""
+    await stage.open()
+    link = await stage.join(SimAgent("n-a"))
+    link.mute = True
+    task = begin(stage, 2, command=ECHO, remove_after=True, idempotency_key="k")
+    await stage.until(lambda: link.agent.runs.total() == 2)
+    link.mute = False
+    link.cut()
+    await task
+    await stage.join(link.agent)
+    items, total = await create(stage, 2, command=ECHO, remove_after=True, idempotency_key="k")
+    assert (total["created"], [item["sandbox"]["state"] for item in items]) == (2, ["ended", "ended"])
+    assert set(link.agent.runs.values()) == {1}
 
 
 async def test_a_repeated_key_makes_what_was_never_made(stage: Any) -> None:
