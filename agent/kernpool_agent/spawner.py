@@ -37,7 +37,7 @@ def runtime_config(config: Config, allowed: Ceiling, user: User) -> RuntimeConfi
         hidden_paths=(config.state_dir,),
         cgroup_parent=config.cgroup_parent or unit_of_work(config.work_dir),
         cold_concurrency=config.creates_at_once,
-        job_uids=((user.uid, user.uid),),
+        job_ids=((user.uid, user.uid),),
     )
 
 

@@ -12,7 +12,8 @@ from typing import final
 from kernpool_sandbox.cgroups import CgroupKind, CgroupTree, CgroupV1, CgroupV2, NoCgroups
 from kernpool_sandbox.sysfiles import read_text, try_write
 
-_V1_CONTROLLERS = ("memory", "cpu", "pids")
+_V1_CONTROLLERS = ("pids", "cpu", "memory")
+"""In the order in which a process joins: one that is in any of them is in the first, where we look for it."""
 _V2_CONTROLLERS = frozenset({"memory", "cpu", "pids"})
 
 

@@ -35,7 +35,7 @@ _Key = tuple[int, int, int]
 class CgroupPool:
     """The cgroups of one tree: which are in use, and which are spare with what limits."""
 
-    __slots__ = ("_in_use", "_next", "_spare", "_spares_max", "_spoiled", "tree")
+    __slots__ = ("_doomed", "_in_use", "_next", "_spare", "_spares_max", "_spoiled", "tree")
 
     def __init__(self, tree: CgroupTree, spares_max: int = SPARES_MAX) -> None:
         self.tree = tree
@@ -43,6 +43,8 @@ class CgroupPool:
         """Taken cgroups and their limits."""
         self._spare: dict[_Key, list[str]] = {}
         """Empty cgroups by the limits that are set in them."""
+        self._doomed: set[str] = set()
+        """Given back and not to be used again, but the kernel did not let them go yet."""
         self._spoiled: set[str] = set()
         """Taken cgroups whose limits are not what `_in_use` says: adopted ones, and those changed by a kill."""
         self._next = 0
@@ -72,11 +74,11 @@ class CgroupPool:
         if self.tree.pids(name):
             return False
         key = self._in_use.pop(name)
-        if name in self._spoiled or self.spares >= self._spares_max:
+        if name in self._spoiled or self.spares >= self._spares_max or not self.tree.reset(name):
             self._spoiled.discard(name)
-            self.tree.remove(name)
+            self._doomed.add(name)
+            self._remove_doomed()
         else:
-            self.tree.reset(name)
             self._spare.setdefault(key, []).append(name)
         return True
 
@@ -105,7 +107,7 @@ class CgroupPool:
 
     def strangers(self, used: Iterable[str]) -> list[str]:
         """Return cgroups of this tree that exist but are neither spare nor in `used`: what an earlier agent left."""
-        known = {*used, *self._in_use, *(name for names in self._spare.values() for name in names)}
+        known = {*used, *self._in_use, *self._doomed, *(name for names in self._spare.values() for name in names)}
         return sorted(name for name in self.tree.existing() - known if _NAME.fullmatch(name))
 
     def remove_stranger(self, name: str) -> bool:
@@ -115,10 +117,9 @@ class CgroupPool:
 
     def remove_spares(self) -> None:
         """Remove every spare cgroup."""
-        for names in self._spare.values():
-            for name in names:
-                self.tree.remove(name)
+        self._doomed.update(name for names in self._spare.values() for name in names)
         self._spare.clear()
+        self._remove_doomed()
 
     @property
     def spares(self) -> int:
@@ -129,6 +130,9 @@ class CgroupPool:
     def in_use(self) -> int:
         """How many are taken."""
         return len(self._in_use)
+
+    def _remove_doomed(self) -> None:
+        self._doomed = {name for name in self._doomed if not self.tree.remove(name)}
 
     def _spare_of(self, key: _Key) -> str | None:
         names = self._spare.get(key)

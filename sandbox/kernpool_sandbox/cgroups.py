@@ -20,6 +20,8 @@ CgroupKind = Literal["v1", "v2", "none"]
 
 CPU_PERIOD_US = 100_000
 CPU_QUOTA_MIN_US = 1_000
+LEFT_BYTES_MAX = 16 << 20
+"""Page cache of files that the last user was the first to read; the next one would have that much less at first."""
 
 
 @final
@@ -49,8 +51,11 @@ class CgroupTree(ABC):
         """Set what its processes may use at most; 0 lifts a limit."""
 
     @abstractmethod
-    def reset(self, name: str) -> None:
-        """Drop the page cache and peaks that its last user left, where the kernel can."""
+    def reset(self, name: str) -> bool:
+        """Make an empty cgroup ready for its next user; False when too much of the last one is charged to it still.
+
+        Dropping that by hand (force_empty, reclaim) blocks for a millisecond or more; removing the cgroup does not.
+        """
 
     @abstractmethod
     def paths(self, name: str) -> tuple[str, ...]:
@@ -119,11 +124,11 @@ class CgroupV1(CgroupTree):
         write_text(self._bases["cpu"] / name / "cpu.cfs_quota_us", str(_cpu_quota_us(limits) or -1))
         write_text(self._bases["pids"] / name / "pids.max", str(limits.pids or "max"))
 
-    def reset(self, name: str) -> None:
-        """Drop what its last user left."""
+    def reset(self, name: str) -> bool:
+        """Look at what its last user left, and begin its peak anew."""
         memory = self._memory / name
-        for file in ("memory.force_empty", "memory.max_usage_in_bytes"):
-            try_write(memory / file, "0")
+        try_write(memory / "memory.max_usage_in_bytes", "0")
+        return read_number(memory / "memory.usage_in_bytes") <= LEFT_BYTES_MAX
 
     def paths(self, name: str) -> tuple[str, ...]:
         """Return its directories."""
@@ -197,12 +202,9 @@ class CgroupV2(CgroupTree):
         write_text(directory / "cpu.max", f"{quota_us or 'max'} {CPU_PERIOD_US}")
         write_text(directory / "pids.max", str(limits.pids or "max"))
 
-    def reset(self, name: str) -> None:
-        """Drop what its last user left."""
-        directory = self._base / name
-        used = read_number(directory / "memory.current")
-        if used > 0:
-            try_write(directory / "memory.reclaim", str(used))
+    def reset(self, name: str) -> bool:
+        """Look at what its last user left."""
+        return read_number(self._base / name / "memory.current") <= LEFT_BYTES_MAX
 
     def paths(self, name: str) -> tuple[str, ...]:
         """Return its directories."""
@@ -259,8 +261,9 @@ class NoCgroups(CgroupTree):
     def limit(self, name: str, limits: Limits) -> None:
         """Limit nothing; the plan carries rlimits instead."""
 
-    def reset(self, name: str) -> None:
+    def reset(self, name: str) -> bool:
         """Reset nothing."""
+        return True
 
     def paths(self, name: str) -> tuple[str, ...]:
         """Return its directories."""

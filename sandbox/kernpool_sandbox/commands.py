@@ -79,6 +79,10 @@ async def _start(
     slot.touch()
     try:
         started = await slot.client.exec(spec_of(command, exec_id, user=template.user, cwd=template.cwd, stdin=stdin))
+    except asyncio.CancelledError:
+        slot.unregister(exec_id)
+        _kill_later(slot, exec_id)
+        raise
     except BaseException:
         slot.unregister(exec_id)
         raise

@@ -26,8 +26,8 @@ class RuntimeConfig:
     sandboxes_max: int = 8192
     """Living and parked ones together."""
     uid_base: int = UID_BASE
-    job_uids: tuple[tuple[int, int], ...] = ()
-    """Ranges (first, last) of host ids that jobs run as: allowed to the spawner beside those of sandboxes."""
+    images_dir: Path | None = None
+    """Where prepared images lie, on a filesystem that can be idmapped; None: in the state directory."""
     image_roots: tuple[Path, ...] | None = None
     """Directories under which images given by path must lie; None: anywhere but the host's own system directories."""
     hidden_paths: tuple[Path, ...] = ()
@@ -47,6 +47,11 @@ class RuntimeConfig:
     removal_concurrency: int = 32
     create_timeout_s: float = 30.0
     remove_timeout_s: float = 30.0
+
+    @property
+    def images(self) -> Path:
+        """Where prepared images lie."""
+        return self.images_dir or self.state_dir / "images"
 
     def with_defaults(self, limits: Limits) -> Limits:
         """Return limits with this node's defaults for what was left at 0."""

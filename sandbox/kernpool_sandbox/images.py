@@ -36,7 +36,7 @@ class Images:
     def __init__(self, config: RuntimeConfig, isolation: NodeIsolation) -> None:
         self._config = config
         self._isolation = isolation
-        self._directory = config.state_dir / "images"
+        self._directory = config.images
         self._running: dict[str, asyncio.Task[Any]] = {}
         """What is being prepared now, by what it is; whoever wants the same waits for the same."""
         self._host: HostImage | None = None
@@ -89,7 +89,7 @@ class Images:
             "kind": "host",
             "images": str(self._directory),
             "hide": self._isolation.idmap,
-            "forbidden": [str(path) for path in (config.state_dir, *config.hidden_paths)],
+            "forbidden": [str(path) for path in (config.state_dir, config.images, *config.hidden_paths)],
         }
         result = await _work(job, "the host image")
         result["trees"] = tuple(HostTree(**tree) for tree in result["trees"])
@@ -130,7 +130,7 @@ class Images:
         roots = self._config.image_roots
         if roots is not None and not any(path.is_relative_to(root) for root in roots):
             raise ImageError(f"image {image} lies outside the directories that this node's owner allows for images")
-        shut = (*SYSTEM_DIRECTORIES, self._config.state_dir, *self._config.hidden_paths)
+        shut = (*SYSTEM_DIRECTORIES, self._config.state_dir, self._config.images, *self._config.hidden_paths)
         if path == Path("/") or any(path.is_relative_to(one) or one.is_relative_to(path) for one in shut):
             raise ImageError(f"image {image} holds the host's own system or the agent's state; it can be no image")
         return path

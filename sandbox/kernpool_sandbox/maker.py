@@ -27,8 +27,7 @@ from kernpool_sandbox.spawning import Spawning
 from kernpool_sandbox.template import PlannedTemplate
 from kernpool_sandbox.uids import UidRanges
 
-REAPED_WITHIN_S = 1.0
-"""The spawner reaps its children at once; one that died with an earlier spawner is reaped by somebody else."""
+_RECORD_PAUSES_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 _CGROUP_PAUSES_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05)
 
 log = logging.getLogger(__name__)
@@ -48,6 +47,8 @@ class SlotMaker:
         self._uids = uids
         """None: every sandbox has the single id of this node's user."""
         self._names = SlotNames()
+        self._abandoning: set[asyncio.Task[None]] = set()
+        """Slots whose making was given up and that are being cleared away."""
         self.slots: dict[str, Slot] = {}
         """All that are made, being made, or not yet given back."""
 
@@ -55,14 +56,15 @@ class SlotMaker:
         """Make a parked slot; returns when its PID 1 is ready. NoCapacityError, JournalFullError, StartError."""
         slot = self._lend(planned, template)
         uid_start = self._uids.start(slot.uid_index) if self._uids is not None else -1
+        cloning = asyncio.ensure_future(self._spawning.spawn(slot.name, planned, uid_start, slot.lease.paths))
         try:
-            path = await self._spawning.spawn(slot.name, planned, uid_start, slot.lease.paths)
+            path = await asyncio.shield(cloning)
             await slot.attach(path, on_dead, self._config.create_timeout_s)
         except (KpInitError, OSError) as error:
-            await self._abandon(slot)
+            await self._clear_away(slot, cloning)
             raise StartError(f"a sandbox could not be made: {error}") from error
         except asyncio.CancelledError:
-            await asyncio.shield(self._abandon(slot))
+            await self._clear_away(slot, cloning)
             raise
         return slot
 
@@ -80,19 +82,21 @@ class SlotMaker:
     async def why(self, slot: Slot) -> tuple[EndReason, str]:
         """Say why a dead slot that nobody here ended is over."""
         end = self._end_record(slot.name)
-        if end is None:
-            await self._spawning.reaped(slot.name, REAPED_WITHIN_S)
+        for pause_s in _RECORD_PAUSES_S:
+            if end is not None or not self._spawning.will_reap(slot.name):
+                break
+            await self._spawning.reaped(slot.name, pause_s)  # then its record is complete; a hint may get lost
             end = self._end_record(slot.name)
         return end_reason(end, slot.oom_kills() - slot.lease.oom_kills_before)
 
     async def release(self, slot: Slot, reason: EndReason | None, detail: str) -> None:
         """Give back everything of a dead slot and write its end down."""
         slot.close()
-        await self._spawning.reaped(slot.name, REAPED_WITHIN_S)
         await self._give_back(slot.lease.name)
         self._forget(slot.name, slot.uid_index, reason, detail)
 
     def _forget(self, name: str, uid_index: int, reason: EndReason | None, detail: str) -> None:
+        self._spawning.forget(name)
         remove_traces(self._config.state_dir, name)
         if self._uids is not None:
             self._uids.give_back(uid_index)
@@ -124,11 +128,20 @@ class SlotMaker:
         if lease is not None:
             self._cgroups.give_back(lease.name)
 
-    async def _abandon(self, slot: Slot) -> None:
-        """Give back the parts of a slot whose making failed, when whatever was cloned of it is gone."""
-        if not slot.dead:
+    async def _clear_away(self, slot: Slot, cloning: "asyncio.Future[str]") -> None:
+        """Abandon a slot whatever happens to the caller meanwhile."""
+        task = asyncio.ensure_future(self._abandon(slot, cloning))
+        self._abandoning.add(task)
+        task.add_done_callback(self._abandoning.discard)
+        await asyncio.shield(task)
+
+    async def _abandon(self, slot: Slot, cloning: "asyncio.Future[str]") -> None:
+        """Give back the parts of a slot whose making failed or was given up, when what was cloned of it is gone."""
+        slot.end = (EndReason.START_FAILED, "")  # so that its death is nobody else's business
+        await asyncio.wait([cloning])
+        if cloning.exception() is None and not slot.dead:
             await self._spawning.kill(slot.name)
-            self._cgroups.kill(slot.lease.name)
+            await self._spawning.reaped(slot.name, self._config.remove_timeout_s)
         await self.release(slot, None, "")
 
     async def _give_back(self, name: str) -> None:

@@ -1,6 +1,5 @@
 """Turns templates into plans and remembers them: the image is found once, however many sandboxes are made of it."""
 
-from dataclasses import astuple
 from typing import final
 
 from kernpool_mesh.messages import Template
@@ -52,4 +51,6 @@ class Planner:
 
 
 def _cache_key(template: Template) -> _CacheKey:
-    return (template.image, astuple(template.limits), template.network, template.allow_setuid)
+    limits = template.limits
+    amounts = (limits.cpu_millis, limits.memory_mib, limits.disk_mib, limits.pids)
+    return (template.image, amounts, template.network, template.allow_setuid)

@@ -57,7 +57,7 @@ class PoolPolicy:
     """With fewer parked than this the refill does not wait for a quiet moment."""
     refill_quiet_s: float = 0.03
     """So long after the last claim the node counts as quiet: the refill then hinders nobody."""
-    busy_concurrency: int = 2
+    busy_concurrency: int = 1
     """Sandboxes parked at the same time while claims go on."""
     quiet_concurrency: int = 8
     """Sandboxes parked at the same time in a quiet moment."""

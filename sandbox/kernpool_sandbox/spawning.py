@@ -68,15 +68,24 @@ class Spawning:
         except (KpInitError, OSError) as error:
             log.warning("the spawner could not kill %s: %s", name, error)
 
+    def will_reap(self, name: str) -> bool:
+        """Whether a slot is a child of this spawner that it has not yet reported as reaped."""
+        return name in self._children
+
     async def reaped(self, name: str, timeout_s: float) -> None:
-        """Return when the spawner has reaped a child and finished its record; at once for one that is not its own."""
+        """Wait for the spawner's hint that it has reaped a child and finished its record."""
         if name not in self._children:
             return
         waiting = self._waiting.get(name)
         if waiting is None:
             waiting = self._waiting[name] = asyncio.get_running_loop().create_future()
         await asyncio.wait([waiting], timeout=timeout_s)
-        self._forget(name)
+
+    async def stop(self) -> None:
+        """Make the spawner exit; one that is gone already is no error."""
+        self._stopping = True
+        with contextlib.suppress(KpInitError, OSError):
+            await self.client.stop()
 
     async def stop(self) -> None:
         """Make the spawner exit; one that is gone already is no error."""
@@ -119,7 +128,7 @@ class Spawning:
     def _on_event(self, event: ChildEnded | Ended) -> None:
         match event:
             case ChildEnded(id=name):
-                self._forget(name)
+                self.forget(name)
             case Ended():
                 self._lost()
 
@@ -131,9 +140,10 @@ class Spawning:
             self._client.close()
             self._client = None
         for name in list(self._children):
-            self._forget(name)
+            self.forget(name)
 
-    def _forget(self, name: str) -> None:
+    def forget(self, name: str) -> None:
+        """A child is reaped, or its slot is given back: nothing more is expected of it."""
         self._children.discard(name)
         waiting = self._waiting.pop(name, None)
         if waiting is not None and not waiting.done():

@@ -77,6 +77,7 @@ class Parts:
 async def open_parts(config: RuntimeConfig) -> Parts:
     """Take the state directory and put everything together. StateBusyError, StartError, OSError."""
     _check_state_dir(config.state_dir)
+    config.images.mkdir(mode=0o700, parents=True, exist_ok=True)
     lock_fd = await _lock(config.state_dir / "runtime.lock", config.lock_timeout_s)
     try:
         return await _open_locked(config, lock_fd)
@@ -90,7 +91,7 @@ async def _open_locked(config: RuntimeConfig, lock_fd: int) -> Parts:
     facts = cgroup_detect.detect(parent=config.cgroup_parent)
     tree, facts = _open_tree(facts, tag_of(config.state_dir))
     spawning = Spawning(_spawner_config(config, tree.bases), _binary(config))
-    probing = asyncio.ensure_future(ask_kernel(config.state_dir))
+    probing = asyncio.ensure_future(ask_kernel(config.images))
     try:
         client = await spawning.connect()
     except (KpInitError, OSError) as error:
@@ -138,7 +139,7 @@ def _spawner_config(config: RuntimeConfig, cgroup_bases: tuple[Path, ...]) -> Sp
     if config.image_roots is None:
         sources: tuple[Path, ...] = (Path("/"),)
     else:
-        sources = (*map(Path, HOST_TREES), config.state_dir, *config.image_roots)
+        sources = (*map(Path, HOST_TREES), config.state_dir, config.images, *config.image_roots)
     uids = ((config.uid_base, UID_END - 1), *config.job_ids) if os.geteuid() == 0 else ()
     return SpawnerConfig(config.state_dir, tuple(path for path in sources if path.exists()), cgroup_bases, uids)
 
@@ -161,7 +162,7 @@ def _check_state_dir(state_dir: Path) -> None:
         raise StartError(f"the state directory's path has {length} bytes; sockets need at most {STATE_DIR_BYTES_MAX}")
     state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     state_dir.chmod(0o700)
-    for name in ("s", "j", "images"):
+    for name in ("s", "j"):
         (state_dir / name).mkdir(mode=0o700, exist_ok=True)
 
 

@@ -278,7 +278,7 @@ def test_no_cgroups_answer_everything_with_nothing() -> None:
     tree = NoCgroups()
     tree.create("c0")
     tree.limit("c0", LIMITS)
-    tree.reset("c0")
+    assert tree.reset("c0")
     tree.remove_base()
     assert (tree.paths("c0"), tree.oom_kills("c0"), tree.pids("c0"), tree.existing()) == ((), 0, [], set())
     assert tree.kill("c0")

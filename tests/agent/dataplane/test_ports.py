@@ -32,7 +32,8 @@ class Handler(socketserver.BaseRequestHandler):
             for _ in range(64):
                 self.request.sendall(bytes(range(256)) * 4096)
         elif first == b"r":  # break
-            self.request.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\\1\\0\\0\\0\\0\\0\\0\\0")
+            self.request.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, bytes((1, 0, 0, 0, 0, 0, 0, 0)))
+            self.request.close()
 class Server(socketserver.ThreadingTCPServer):
     daemon_threads = True
     allow_reuse_address = True
@@ -52,9 +53,7 @@ async def sandbox(node: "Node") -> str:
 
 
 def port(door: "Door", sandbox: str, number: int | str = 8000) -> Any:
-    return door.websocket(
-        f"/v1/sandboxes/{sandbox}/ports/{number}", f"sandbox/{sandbox}", ["connect"], autoclose=False
-    )
+    return door.websocket(f"/v1/sandboxes/{sandbox}/ports/{number}", f"sandbox/{sandbox}", ["connect"], autoclose=False)
 
 
 async def rest(websocket: aiohttp.ClientWebSocketResponse) -> tuple[bytes, int | None]:
@@ -133,5 +132,3 @@ async def test_a_client_that_leaves_closes_the_connection_inside(door: "Door", s
     async with asyncio.timeout(20):
         while int((await node.runtime.run(sandbox, Command(["sh", "-c", script]))).stdout):
             pass
-
-
