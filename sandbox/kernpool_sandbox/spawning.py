@@ -87,12 +87,6 @@ class Spawning:
         with contextlib.suppress(KpInitError, OSError):
             await self.client.stop()
 
-    async def stop(self) -> None:
-        """Make the spawner exit; one that is gone already is no error."""
-        self._stopping = True
-        with contextlib.suppress(KpInitError, OSError):
-            await self.client.stop()
-
     def close(self) -> None:
         """Let go of the spawner; it goes on."""
         if self._client is not None:

@@ -1,6 +1,8 @@
 """Clients that mean no good, or are broken: the node stays up, and others are served."""
 
 import asyncio
+import contextlib
+import gzip
 import socket
 import ssl
 from typing import TYPE_CHECKING
@@ -10,6 +12,7 @@ import pytest
 
 from kernpool_agent.dataplane import server
 from kernpool_agent.dataplane.listener import Listener, ListenError
+from kernpool_mesh.reasons import EndReason
 from kernpool_tls.contexts import client_context, data_plane_listener_context
 from kernpool_tls.names import node_dns_name
 
@@ -91,8 +94,8 @@ async def test_a_client_that_speaks_no_tls_gets_nothing(direct: "DirectDoor") ->
     old = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     old.check_hostname, old.verify_mode = False, ssl.CERT_NONE
     old.maximum_version = ssl.TLSVersion.TLSv1_2
-    for context, error in ((ssl.create_default_context(), ssl.SSLCertVerificationError), (old, ssl.SSLError)):
-        with pytest.raises(error):
+    for context in (ssl.create_default_context(), old):
+        with pytest.raises(OSError, match=r"certificate|alert|reset|^$"):
             await asyncio.open_connection("127.0.0.1", direct.port, ssl=context, server_hostname=node_dns_name(NODE_ID))
     with pytest.raises(ssl.SSLCertVerificationError):
         await asyncio.open_connection(
@@ -100,39 +103,21 @@ async def test_a_client_that_speaks_no_tls_gets_nothing(direct: "DirectDoor") ->
         )
 
 
-async def test_vanished_clients_are_looked_for(node: "Node") -> None:
+async def test_vanished_clients_are_looked_for(node: "Node", direct: "DirectDoor") -> None:
     """A client whose machine lost power sends no FIN: the kernel asks, and gives the connection up."""
-    accepted: asyncio.Future[socket.socket] = asyncio.get_running_loop().create_future()
-    original = node.server.protocol
-
-    def protocol() -> asyncio.BaseProtocol:
-        made = original()
-        connection_made = made.connection_made
-
-        class Watching(asyncio.Protocol):
-            def connection_made(self, transport: asyncio.BaseTransport) -> None:
-                accepted.set_result(transport.get_extra_info("socket"))
-                transport.close()
-
-        del connection_made
-        return Watching()
-
-    node.server.protocol = protocol  # type: ignore[method-assign]
-    try:
-        context = data_plane_listener_context(node.trust.identity_file)
-        listener = await Listener.open(node.server, context, ["127.0.0.1"], 0)
-        ca_pem = node.trust.authority.certificate_pem
-        _reader, writer = await asyncio.open_connection(
-            "127.0.0.1", listener.port, ssl=client_context(ca_pem), server_hostname=node_dns_name(NODE_ID)
-        )
-        sock = await asyncio.wait_for(accepted, 10)
-        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
-        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 30
-        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 60_000
-        writer.close()
-        await listener.close()
-    finally:
-        node.server.protocol = original  # type: ignore[method-assign]
+    connections = node.server._runner.server.connections  # type: ignore[union-attr]
+    async with direct.request("GET", "/v1/jobs/j-404/0/logs", "job/j-404", ["logs"]):
+        sockets = [connection.transport.get_extra_info("socket") for connection in connections if connection.transport]
+        options = [
+            (
+                sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE),
+                sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE),
+                sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT),
+            )
+            for sock in sockets
+            if sock is not None
+        ]
+    assert (1, 30, 60_000) in options
 
 
 async def test_a_renewed_certificate_is_shown_and_standing_connections_stay(node: "Node") -> None:
@@ -164,7 +149,7 @@ async def test_a_port_in_use_is_told(node: "Node", direct: "DirectDoor") -> None
     context = data_plane_listener_context(node.trust.identity_file)
     with pytest.raises(ListenError, match=f"cannot listen on 127.0.0.1 port {direct.port} .*Address already in use"):
         await Listener.open(node.server, context, ["127.0.0.1"], direct.port)
-    with pytest.raises(ListenError, match="cannot listen on 192.0.2.1"):
+    with pytest.raises(ListenError, match=r"cannot listen on 192\.0\.2\.1"):
         await Listener.open(node.server, context, ["192.0.2.1"], 0)
 
 
@@ -184,22 +169,16 @@ async def test_requests_beyond_the_limit_are_told_to_come_again(door: "Door", no
             async with door.request("GET", path, f"job/{job_id}", ["logs"]) as response:
                 if response.status == 200:
                     break
-    from kernpool_mesh.reasons import EndReason
-
     await node.jobs.stop(job_id, 0, 1, EndReason.CANCELLED, 0.0)
 
 
 async def test_a_compressed_body_does_not_grow_without_bound(door: "Door") -> None:
     """A zip bomb as an exec body."""
-    import gzip
-
     bomb = gzip.compress(b" " * (64 << 20))
     headers = {"Content-Encoding": "gzip"}
-    try:
+    with contextlib.suppress(aiohttp.ClientConnectionError):
         async with door.request(
             "POST", "/v1/sandboxes/sb-1/exec", "sandbox/sb-1", ["exec"], data=bomb, headers=headers
         ) as response:
-            assert response.status in (400, 404, 413, 415)
-    except aiohttp.ClientConnectionError:
-        pass
+            assert response.status == 400
     assert await served(door)

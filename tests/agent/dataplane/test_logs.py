@@ -1,6 +1,7 @@
 """Job logs through both doors: from an offset, the last lines, followed to the end, with losses told."""
 
 import asyncio
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
@@ -56,8 +57,6 @@ async def test_a_log_is_followed_from_before_its_first_byte_to_its_end(door: "Do
     job_id = await node.job(
         f"for n in 1 2 3; do while [ ! -e {home}/kp-{door.name}-$n ]; do sleep 0.002; done; echo $n; done", setup="true"
     )
-    from pathlib import Path
-
     flags = [Path(home) / f"kp-{door.name}-{n}" for n in (1, 2, 3)]
     try:
         async with logs(door, job_id, "?follow=1") as response:
@@ -85,11 +84,15 @@ async def test_a_follower_that_rotation_overtakes_is_cut_not_fed_with_a_gap(door
     got = 0
     async with logs(door, job_id, "?follow=1") as response:
         first = int(response.headers["KP-Log-Offset"])
-        with pytest.raises(aiohttp.ClientError):
+        cut = False
+        try:
             while chunk := await response.content.read(1 << 14):
                 got += len(chunk)
                 with node.jobs.log(job_id, 0) as log:
                     await log.wait_beyond(min(first + got + (8 << 20), 199_000_000))
+        except aiohttp.ClientError:
+            cut = True
+    assert cut
     async with logs(door, job_id, f"?offset={first + got}") as response:
         assert int(response.headers["KP-Log-Offset"]) > first + got
     await node.jobs.stop(job_id, 0, 1, EndReason.CANCELLED, 0.0)
