@@ -163,7 +163,9 @@ def _check_state_dir(state_dir: Path) -> None:
     state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     state_dir.chmod(0o700)
     for name in ("s", "j"):
-        (state_dir / name).mkdir(mode=0o700, exist_ok=True)
+        # A link to a tmpfs whose directory went with the last spawner dangles until the next one makes it anew.
+        if not (state_dir / name).is_symlink():
+            (state_dir / name).mkdir(mode=0o700, exist_ok=True)
 
 
 async def _lock(path: Path, timeout_s: float) -> int:
