@@ -1,6 +1,7 @@
-"""The agent as a process, with kp-init and a coordinator over mTLS: from its first start to crashes in the midst of work."""
+"""The agent as a process, with kp-init and a coordinator over mTLS: from the first start to crashes under load."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -62,6 +63,18 @@ class AgentProcess:
         await self.coordinator.until(lambda: self.coordinator.link is None, "the link's end")
         return status
 
+    async def gone(self) -> None:
+        """Wait until the process is no more; one that does not go by itself is killed, and the test fails."""
+        if self.process is None or self.process.returncode is not None:
+            return
+        try:
+            async with asyncio.timeout(10):
+                await self.process.wait()
+        except TimeoutError:
+            self.process.kill()
+            await self.process.wait()
+            pytest.fail(f"the agent did not stop:\n{self.log.read_text()[-2000:]}")
+
     async def run(self, name: str, *more: str) -> tuple[int, str]:
         """Run a subcommand to its end."""
         child = await asyncio.create_subprocess_exec(
@@ -85,9 +98,8 @@ async def agent(tmp_path_factory: pytest.TempPathFactory, coordinator: Any) -> A
     agent = AgentProcess(directory, coordinator)
     yield agent
     status, told = await agent.run("stop", "--all-work")
+    await agent.gone()
     assert status == 0, told
-    if agent.process is not None and agent.process.returncode is None:
-        await agent.process.wait()
     assert agent.work_processes() == []
 
 
@@ -116,6 +128,10 @@ async def made(coordinator: Any, request: m.CreateSandboxes) -> dict[str, m.Sand
 def state_of(coordinator: Any, index: int, fence: int = 1) -> Any:
     status = coordinator.attempts.get(("j-1", index, fence))
     return status and (status.state, status.reason)
+
+
+def shell(*command: str, check: bool = True) -> int:
+    return subprocess.run(command, check=check, capture_output=True).returncode
 
 
 def needs_sandboxes(coordinator: Any) -> None:
@@ -219,13 +235,10 @@ async def test_a_coordinator_that_is_away_stops_nothing_and_hears_all_later(
     assert coordinator.attempts["j-1", 0, 1].exit_code == 5
 
 
-async def test_a_newer_attempt_of_the_same_rank_ends_the_older_one_first(
-    agent: AgentProcess, coordinator: Any, tmp_path: Path
-) -> None:
+async def test_a_newer_attempt_of_the_same_rank_ends_the_older_one_first(agent: AgentProcess, coordinator: Any) -> None:
     """The rank was placed anew while this node was thought gone."""
     await agent.linked()
-    alone = f"mkdir {tmp_path}/lock && trap 'rmdir {tmp_path}/lock' EXIT; sleep 1000 & wait"
-    await coordinator.ask(attempt(coordinator, alone))
+    await coordinator.ask(attempt(coordinator, "exec sleep 1000"))
     await coordinator.until(lambda: state_of(coordinator, 0) == ("running", None), "the first attempt")
     reply = await coordinator.ask(attempt(coordinator, "exit 0", fence=2))
     assert reply.code == ""
@@ -310,37 +323,40 @@ async def test_a_full_disk_under_the_journal_refuses_jobs_and_the_agent_lives(
     if os.geteuid() != 0:
         pytest.skip("mounting a small filesystem needs root")
     agent.state_dir.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(agent.state_dir)], check=True)
+    shell("mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(agent.state_dir))
     try:
         await agent.linked(reserved_disk_mib=0)
         assert (await coordinator.ask(attempt(coordinator, "sleep 1000"))).code == ""
+        await coordinator.until(lambda: state_of(coordinator, 0) == ("running", None), "the first job")
         filler = os.open(agent.state_dir / "filler", os.O_WRONLY | os.O_CREAT)
-        with pytest.raises(OSError, match="No space left"):
-            while True:
-                os.write(filler, b"x" * 65536)
+        with contextlib.suppress(OSError):
+            while os.write(filler, b"x" * 65536):
+                pass
         os.close(filler)
         codes = []
         for number in (7, 8):  # a tmpfs gives whole pages: the first record may still fit the journal's last one
             message = attempt(coordinator, "true", number, job_id=f"j-{number}" + "x" * 4000)
             codes.append((await coordinator.ask(message)).code)
         assert "disk_full" in codes
-        await coordinator.until(lambda: state_of(coordinator, 0) == ("running", None), "the first job goes on")
+        assert state_of(coordinator, 0) == ("running", None)
         (agent.state_dir / "filler").unlink()
         assert (await coordinator.ask(attempt(coordinator, "true", 9))).code == ""
         await coordinator.until(lambda: state_of(coordinator, 9) == ("ended", EndReason.EXITED), "a job after it")
-        await agent.run("stop", "--all-work")
     finally:
-        subprocess.run(["umount", "-l", str(agent.state_dir)], check=True)
+        (agent.state_dir / "filler").unlink(missing_ok=True)
+        await agent.run("stop", "--all-work")  # before the directory with its socket goes
+        await agent.gone()
+        shell("umount", "-l", str(agent.state_dir))
 
 
 async def test_stopping_with_all_work_leaves_nothing(agent: AgentProcess, coordinator: Any) -> None:
     """`kernpool api stop`: the agent is alive, or it was killed before."""
     await agent.linked()
-    await coordinator.ask(attempt(coordinator, "sleep 1000 & sleep 1000"))
+    await coordinator.ask(attempt(coordinator, "sleep 1234.5 & sleep 1234.5"))
     await coordinator.until(lambda: state_of(coordinator, 0) == ("running", None), "the job")
     assert agent.work_processes()
     await agent.kill()
     status, told = await agent.run("stop", "--all-work")
     assert status == 0, told
     assert agent.work_processes() == []
-    assert subprocess.run(["pgrep", "-f", "^sleep 1000$"], check=False, capture_output=True).returncode == 1
+    assert shell("pgrep", "-fx", "sleep 1234.5", check=False) == 1

@@ -14,6 +14,7 @@ from kernpool_coordinator.simulation import ManualClock, SimAgent, SimLink
 from kernpool_coordinator.tokens.actor import Actor, Role
 
 DEADLINE_S = 10.0
+POLL_S = 0.001
 
 
 @final
@@ -74,7 +75,7 @@ class Stage:
                     found = await found
                 if found:
                     return found
-                await asyncio.sleep(0.001)
+                await asyncio.sleep(POLL_S)
 
     async def until_state(self, job_id: str, *states: str) -> dict[str, Any]:
         async def there() -> bool:

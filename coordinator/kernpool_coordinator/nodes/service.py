@@ -319,28 +319,40 @@ class NodeService:
 
     def body(self, node: Node) -> dict[str, Any]:
         """Give a NodeBody."""
-        room = self._scheduler.rooms.get(node.id)
-        seen = None if node.removed else self._health.silence_s(node.id, self._clock.now().mono)
-        return node_body(node, self.state_of(node), room, seen, self._jobs_on(node.id))
+        return self._bodies([node])[0]
 
     def page(self, limit: int, after: str) -> Listing:
         """NodeBody each, by name and id."""
         present = sorted(
             (node for node in self.nodes.values() if not node.removed and _cursor(node) > after), key=_cursor
         )
-        items = [self.body(node) for node in present[:limit]]
+        items = self._bodies(present[:limit])
         return Listing(items, _cursor(present[limit - 1]) if len(present) > limit else "")
 
     def all_bodies(self) -> list[dict[str, Any]]:
         """NodeBody each, by name."""
-        return [self.body(node) for node in sorted(self.nodes.values(), key=_cursor) if not node.removed]
+        return self._bodies([node for node in sorted(self.nodes.values(), key=_cursor) if not node.removed])
 
-    def _jobs_on(self, node_id: str) -> int:
-        return sum(
-            any(attempt.live and attempt.node_id == node_id for attempt in job.attempts.values())
-            for job in self._scheduler.jobs.jobs.values()
-            if not job.over
-        )
+    def _bodies(self, nodes: Sequence[Node]) -> list[dict[str, Any]]:
+        jobs, mono = self._jobs_by_node(), self._clock.now().mono
+        return [
+            node_body(
+                node,
+                self.state_of(node),
+                self._scheduler.rooms.get(node.id),
+                None if node.removed else self._health.silence_s(node.id, mono),
+                jobs.get(node.id, 0),
+            )
+            for node in nodes
+        ]
+
+    def _jobs_by_node(self) -> dict[str, int]:
+        """Count the jobs with a live rank, by node; one walk for all nodes of a listing."""
+        counts: dict[str, int] = {}
+        for job in self._scheduler.jobs.jobs.values():
+            for node_id in {attempt.node_id for attempt in job.attempts.values() if attempt.live}:
+                counts[node_id] = counts.get(node_id, 0) + 1
+        return counts
 
     def _event(self, node: Node, verb: str, cause: str, actor: str = SYSTEM.name) -> Event:
         return self._events.make(actor, verb, f"node/{node.id}", node.workspace, cause, {"name": node.name})

@@ -65,6 +65,8 @@ class Sandbox:
     ended_unix_s: float | None = None
     doomed: EndReason | None = None
     """Not None: its end was asked for and its node has not confirmed it."""
+    unwanted: bool = False
+    """Its end was asked for, confirmed or not: should a word come that it was made, it is removed again."""
 
     @property
     def alive(self) -> bool:
@@ -133,7 +135,8 @@ class SandboxBook:
     # --- steps ---
 
     def add(self, sandbox: Sandbox) -> None:
-        """Take a new one, or one from the store."""
+        """Take a new one, or one from the store. An id that stands for one that ended may be used again (a retry)."""
+        assert not (known := self.sandboxes.get(sandbox.id)) or not known.alive, f"{sandbox.id} is alive"
         self.sandboxes[sandbox.id] = sandbox
         self.on_node.setdefault(sandbox.node_id, {})[sandbox.id] = sandbox
         self.alive += sandbox.alive
@@ -167,9 +170,9 @@ class SandboxBook:
         self.unsaved[sandbox.id] = sandbox
 
     def doom(self, sandbox: Sandbox, reason: EndReason) -> None:
-        """Its end is asked for."""
-        if sandbox.doomed is None:
-            sandbox.doomed = reason
+        """Its end is asked for; one that has ended needs none."""
+        if sandbox.alive and sandbox.doomed is None:
+            sandbox.doomed, sandbox.unwanted = reason, True
             self.unsaved[sandbox.id] = sandbox
 
     def adopt(self, node_id: str, status: SandboxStatus, unix_s: float) -> Sandbox:
@@ -195,7 +198,7 @@ class SandboxBook:
             known = self.sandboxes.get(sandbox_id)
             if known is not None and known.node_id == node_id:
                 self.tell(known, status, unix_s)
-            elif known is None and status.state is not SandboxState.ENDED:
+            elif known is None:
                 self.adopt(node_id, status, unix_s)
         return [one for one, status in told.items() if self._must_go(node_id, one, status)]
 
@@ -264,4 +267,5 @@ def sandbox_from(row: Any) -> Sandbox:
         expires_unix_s=row.expires_unix_s,
         ended_unix_s=row.ended_unix_s,
         doomed=EndReason.CANCELLED if row.doomed else None,
+        unwanted=row.doomed,
     )

@@ -20,9 +20,9 @@ from kernpool_coordinator.nodes.links import Links
 from kernpool_coordinator.sandboxes.book import NEVER_MADE, Kit, Sandbox, SandboxBook
 from kernpool_coordinator.sandboxes.creation import Creation, Item, new_item
 from kernpool_coordinator.sandboxes.spread import Candidate, spread
-from kernpool_coordinator.sandboxes.templates import command_of, template_of
+from kernpool_coordinator.sandboxes.templates import command_of, result_body, template_of
 from kernpool_coordinator.tokens.actor import Actor
-from kernpool_mesh.messages import CreateSandboxes, Reply, SandboxItems
+from kernpool_mesh.messages import CommandResult, CreateSandboxes, Reply, SandboxItems
 from kernpool_mesh.reasons import EndReason
 
 ALIVE_MAX: Final = 200_000
@@ -30,6 +30,10 @@ REPLAY_ITEMS_MAX: Final = 20_000
 """Answers of finished creates with a key that are kept for a repeated request."""
 ID_BYTES: Final = 10
 ID_CHARS: Final = 16
+
+LOST_RESULT: Final = CommandResult(
+    EndReason.LOST, 255, detail="the sandbox has ended and the result of its command is no longer known"
+)
 
 Split = dict[str, list[str]]
 """Node id -> sandbox ids."""
@@ -141,7 +145,9 @@ class Creates:
         expires = now.unix + body.ttl_s
         for node_id, ids in split.items():
             for sandbox_id in ids:
-                self._book.add(Sandbox(sandbox_id, node_id, kit, now.unix, expires_unix_s=expires))
+                known = self._book.sandboxes.get(sandbox_id)
+                if known is None or not known.alive:
+                    self._book.add(Sandbox(sandbox_id, node_id, kit, now.unix, expires_unix_s=expires))
             request_id = self._links.next_id()
             creation.add_part(request_id, node_id, ids)
             self._by_request[request_id] = creation
@@ -218,20 +224,25 @@ class Creates:
         return any(one is None or one.alive for one in found)
 
     def _retold(self, actor: Actor, body: CreateSandboxesBody, name: KeyName, split: Split) -> Creation:
-        """Answer from what is known now, and make those that were never made."""
+        """Answer for those that have ended, and ask the nodes anew for the others.
+
+        A node makes nothing twice: for an id that it knows it answers with what is there, and with the command's
+        result where it still has it.
+        """
         creation = self._creation(actor, body)
         batch: list[Item] = []
-        missing: Split = {}
+        asked: Split = {}
         for node_id, ids in split.items():
             for sandbox_id in ids:
                 sandbox = self._book.sandboxes.get(sandbox_id)
-                if sandbox is None or _was_never_made(sandbox):
-                    missing.setdefault(node_id, []).append(sandbox_id)
+                if sandbox is None or sandbox.alive or _was_never_made(sandbox):
+                    asked.setdefault(node_id, []).append(sandbox_id)
                 else:
-                    batch.append(new_item(sandbox_id) | {"sandbox": sandbox.body()})
+                    result = result_body(LOST_RESULT) if creation.wants_result else None
+                    batch.append(new_item(sandbox_id) | {"sandbox": sandbox.body(), "result": result})
         creation.answer_known(batch)
-        if missing:
-            self._send(creation, body, missing)
+        if asked:
+            self._send(creation, body, asked)
         self._settle(creation)
         self._keep(name, creation)
         return creation

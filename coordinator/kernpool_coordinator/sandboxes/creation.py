@@ -108,7 +108,8 @@ class Creation:
         if item.error:
             book.end(sandbox, EndReason.START_FAILED, item.error, unix_s)
             return self._failed(part, name, shown, "refused", item.error)
-        if sandbox.doomed is not None:
+        if sandbox.unwanted:
+            # The node's create and our removal have crossed: the removal wins, so it is sent again.
             self.unwanted.setdefault(part.node_id, []).append(name)
             return self._failed(part, name, shown, "conflict", "it was removed while it was being made")
         if item.status is not None:
@@ -119,7 +120,7 @@ class Creation:
         if item.result is not None:
             shown["result"] = result_body(item.result)
             if self.remove_after:
-                book.end(sandbox, EndReason.CANCELLED, "removed after its command", unix_s)
+                book.end(sandbox, EndReason.EXITED, "removed after its command", unix_s)
         if item.result is not None or not self.wants_result:
             del part.open_ids[name]
             self.created += 1
@@ -167,6 +168,8 @@ class Creation:
     def _give_up(self, sandbox: Sandbox, book: SandboxBook) -> None:
         """It may be there; the caller is told of an error and has no other way to know it, so it must not stay."""
         book.doom(sandbox, EndReason.CANCELLED)
+        if sandbox.doomed is None:
+            return
         self.unwanted.setdefault(sandbox.node_id, []).append(sandbox.id)
 
     # --- the reader's side ---

@@ -4,7 +4,6 @@ Its journal (attempts, fences, ends not yet acknowledged) and its work survive `
 """
 
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import final
 
@@ -70,8 +69,18 @@ class SimAgent:
     messages: list[StartAttempt] = field(default_factory=list)
     """The StartAttempts that started something."""
     sandboxes: dict[str, SandboxStatus] = field(default_factory=dict)
+    ended: dict[str, SandboxStatus] = field(default_factory=dict)
+    """Sandboxes that ended, with their reasons; never made again."""
+    fresh: set[str] = field(default_factory=set)
+    """Sandboxes whose first command has not run; a restart gives it up."""
+    results: dict[str, CommandResult] = field(default_factory=dict)
+    """Of commands that ran; forgotten by a restart."""
     held: list[CreateSandboxes] = field(default_factory=list)
     """Creates that wait for `answer_creates`."""
+    created: Counter[str] = field(default_factory=Counter)
+    """How often each sandbox was made: never more than once."""
+    runs: Counter[str] = field(default_factory=Counter)
+    """How often a command was run in each."""
     pools: list[SetPools] = field(default_factory=list)
 
     # --- the greeting ---
@@ -89,11 +98,14 @@ class SimAgent:
     def snapshot(self) -> Snapshot:
         """All it holds: live attempts and ends that nobody acknowledged."""
         told = [status for key, status in self.attempts.items() if key not in self.acked]
-        return Snapshot(told, list(self.sandboxes.values()))
+        return Snapshot(told, [*self.sandboxes.values(), *self.ended.values()])
 
     def restart(self) -> None:
         """The agent process dies and comes back; its work goes on."""
         self.incarnation += 1
+        self.results.clear()
+        self.held.clear()
+        self.fresh.clear()
 
     def heartbeat(self, seq: int) -> Heartbeat:
         """A sign of life."""
@@ -117,9 +129,8 @@ class SimAgent:
             case CreateSandboxes():
                 return self._create(message)
             case RemoveSandboxes(request_id=number, sandbox_ids=ids):
-                for one in ids:
-                    self.sandboxes.pop(one, None)
-                return [Reply(number)]
+                updates = [update for one in ids for update in self.end_sandbox(one, EndReason.CANCELLED)]
+                return [*updates, Reply(number)]
             case ExtendSandbox(request_id=number, sandbox_id=one):
                 known = one in self.sandboxes
                 return [Reply(number) if known else Reply(number, f"no sandbox {one}", "not_found")]
@@ -191,7 +202,8 @@ class SimAgent:
         status = self.sandboxes.pop(sandbox_id, None)
         if status is None:
             return []
-        return [SandboxUpdate([replace(status, state=SandboxState.ENDED, reason=reason)])]
+        self.ended[sandbox_id] = replace(status, state=SandboxState.ENDED, reason=reason)
+        return [SandboxUpdate([self.ended[sandbox_id]])]
 
     def answer_creates(self) -> list[Message]:
         """Answer the creates that were held."""
@@ -221,31 +233,37 @@ class SimAgent:
 
     def _create(self, order: CreateSandboxes) -> list[Message]:
         for one in order.sandbox_ids:
-            self.sandboxes.setdefault(
-                one,
-                SandboxStatus(
-                    one, SandboxState.RUNNING, parked=True, started_unix_s=1000.0, expires_unix_s=1000.0 + order.ttl_s,
-                    template=order.template, labels=order.labels, workspace=order.workspace, owner=order.owner,
-                ),
+            if one in self.sandboxes or one in self.ended:
+                continue
+            self.sandboxes[one] = SandboxStatus(
+                one, SandboxState.RUNNING, parked=True, started_unix_s=1000.0, expires_unix_s=1000.0 + order.ttl_s,
+                template=order.template, labels=order.labels, workspace=order.workspace, owner=order.owner,
             )  # fmt: skip
+            self.created[one] += 1
+            self.fresh.add(one)
         if self.holds_creates:
             self.held.append(order)
             return []
         return self._answers(order)
 
     def _answers(self, order: CreateSandboxes) -> list[Message]:
-        items = list(self._items(order))
+        """Items in two messages; the end of those that are removed after their command may overtake them."""
+        items = [self._item(one, order) for one in order.sandbox_ids]
+        ends: list[Message] = []
+        if order.remove_after and order.command is not None:
+            ends = [end for one in order.sandbox_ids for end in self.end_sandbox(one, EndReason.EXITED)]
         half = len(items) // 2
         parts = [part for part in (items[:half], items[half:]) if part]
-        return [SandboxItems(order.request_id, part, done=number == len(parts)) for number, part in enumerate(parts, 1)]
+        told = [SandboxItems(order.request_id, part, done=number == len(parts)) for number, part in enumerate(parts, 1)]
+        return [*ends, *told]
 
-    def _items(self, order: CreateSandboxes) -> Iterable[SandboxItem]:
-        for one in order.sandbox_ids:
-            status = self.sandboxes.get(one)
-            if status is None:
-                yield SandboxItem(one, error="it was removed")
-                continue
-            result = CommandResult(EndReason.EXITED, 0, stdout=b"hi\n") if order.command is not None else None
-            yield SandboxItem(one, status, result, ready_ms=1.0)
-            if order.remove_after and result is not None:
-                del self.sandboxes[one]
+    def _item(self, one: str, order: CreateSandboxes) -> SandboxItem:
+        status = self.sandboxes.get(one) or self.ended[one]
+        if order.command is None:
+            return SandboxItem(one, status, ready_ms=1.0)
+        if one in self.fresh and status.state is SandboxState.RUNNING:
+            self.fresh.discard(one)
+            self.runs[one] += 1
+            self.results[one] = CommandResult(EndReason.EXITED, 0, stdout=b"hi\n")
+        lost = CommandResult(EndReason.LOST, 255, detail="its result is no longer known")
+        return SandboxItem(one, status, self.results.get(one, lost), ready_ms=1.0)

@@ -13,6 +13,7 @@
 #include "util.h"
 
 #define HIDDEN_FLAGS (MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC)
+#define HIDDEN_ATTRS (KP_ATTR_RDONLY | KP_ATTR_NOSUID | KP_ATTR_NODEV | KP_ATTR_NOEXEC)
 
 static const char *const device_names[] = {"null", "zero", "full", "random", "urandom", "tty"};
 
@@ -30,25 +31,25 @@ uint64_t mount_attrs(const struct mount_op *op)
 
 /* --- outside: gather --- */
 
-/* A new filesystem as a detached mount: tmpfs with a size and a mode, or the overlay in lower/upper/work. */
-static int new_tmpfs(uint64_t size)
+/* A new filesystem, with a size where there is one to set, as a detached mount. */
+static int new_filesystem(const char *type, uint64_t size, unsigned attrs)
 {
 	char bytes[24];
-	int fs = sys_fsopen("tmpfs");
+	int fs = sys_fsopen(type);
 	snprintf(bytes, sizeof(bytes), "%llu", (unsigned long long)size);
-	must(fs >= 0, "a tmpfs", "");
-	must(!size || sys_fsconfig(fs, KP_FSCONFIG_SET_STRING, "size", bytes) == 0, "the size of a tmpfs", bytes);
-	must(sys_fsconfig(fs, KP_FSCONFIG_CMD_CREATE, NULL, NULL) == 0, "a tmpfs", "");
-	int mount = sys_fsmount(fs, KP_ATTR_NOSUID | KP_ATTR_NODEV);
-	must(mount >= 0, "a tmpfs", "");
+	must(fs >= 0 && (!size || sys_fsconfig(fs, KP_FSCONFIG_SET_STRING, "size", bytes) == 0) &&
+		     sys_fsconfig(fs, KP_FSCONFIG_CMD_CREATE, NULL, NULL) == 0,
+	     "a filesystem:", type);
+	int mount = sys_fsmount(fs, attrs);
+	must(mount >= 0, "mounting a filesystem:", type);
 	close(fs);
 	return mount;
 }
 
 /* Locked mounts below a path come along only as a whole, so a clone made inside is recursive. */
-static int clone_tree(int dir, const char *path)
+static int clone_tree(const char *path)
 {
-	int fd = sys_open_tree(dir, path, OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_RECURSIVE);
+	int fd = sys_open_tree(AT_FDCWD, path, OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_RECURSIVE);
 	must(fd >= 0, "opening", path);
 	return fd;
 }
@@ -69,7 +70,7 @@ static int next_source(struct gathering *g, const char *path, uint64_t attrs)
 {
 	if (g->used < g->nsources)
 		return g->sources[g->used++];
-	int tree = clone_tree(AT_FDCWD, path);
+	int tree = clone_tree(path);
 	if (attrs)
 		set_attrs(tree, attrs, path);
 	return tree;
@@ -122,7 +123,7 @@ static void gather_devices(struct mount_op *op)
 	for (size_t i = 0; i < COUNT(device_names); i++) {
 		char path[32];
 		snprintf(path, sizeof(path), "/dev/%s", device_names[i]);
-		op->trees[i] = clone_tree(AT_FDCWD, path);
+		op->trees[i] = clone_tree(path);
 		set_attrs(op->trees[i], KP_ATTR_NOSUID | KP_ATTR_NOEXEC, path);
 	}
 }
@@ -139,6 +140,12 @@ static void gather(struct gathering *g, struct mount_op *op)
 	case MOUNT_DEV:
 		gather_devices(op);
 		break;
+	case MOUNT_PROC: /* here, because the kernel gives a new one only to who sees a whole one */
+		op->trees[0] = new_filesystem("proc", 0, KP_ATTR_NOSUID | KP_ATTR_NODEV | KP_ATTR_NOEXEC);
+		break;
+	case MOUNT_SYSFS:
+		op->trees[0] = new_filesystem("sysfs", 0, HIDDEN_ATTRS);
+		break;
 	default:
 		break;
 	}
@@ -146,18 +153,11 @@ static void gather(struct gathering *g, struct mount_op *op)
 
 /* --- the change of root --- */
 
-/* Stack the old root on the new one at the same place: paths from "/" cannot reach it, but while it is there the kernel
- * still sees an unmasked /proc and lets us mount our own. Returns a way back to it, to let it go. */
-static int change_root(int new_root)
+/* Stack the old root on the new one, and let it go at once: while it is there, ".." of "/" would lead to it. */
+static void change_root(int new_root)
 {
 	int old = open("/", O_PATH | O_DIRECTORY | O_CLOEXEC);
 	must(old >= 0 && fchdir(new_root) == 0 && sys_pivot_root(".", ".") == 0, "changing the root", "");
-	must(chdir("/") == 0, "entering the new root", "");
-	return old;
-}
-
-static void leave_old_root(int old)
-{
 	must(fchdir(old) == 0 && umount2(".", MNT_DETACH) == 0, "leaving the host's root", "");
 	close(old);
 	must(chdir("/") == 0, "entering the new root", "");
@@ -173,7 +173,7 @@ static int attach_root(struct sandbox_plan *plan)
 		root = op->trees[0];
 		op->trees[0] = -1;
 	} else {
-		root = clone_tree(AT_FDCWD, "root");
+		root = clone_tree("root");
 	}
 	must(sys_move_mount(root, "", AT_FDCWD, "root", MOVE_MOUNT_F_EMPTY_PATH) == 0, "attaching the root", "");
 	return root;
@@ -237,12 +237,6 @@ static void place_tmpfs(const char *target, unsigned long flags, uint64_t size, 
 	must(mount("tmpfs", target, "tmpfs", flags, options) == 0, "a tmpfs on", target);
 }
 
-static void place_special(const char *target, const char *type, unsigned long flags, const char *options)
-{
-	make_dir(target, 0755);
-	must(mount(type, target, type, flags, options) == 0, type, target);
-}
-
 static void place_dev(struct mount_op *op)
 {
 	static const char *const links[][2] = {{"pts/ptmx", "ptmx"},
@@ -263,7 +257,9 @@ static void place_dev(struct mount_op *op)
 		must(symlink(links[i][0], path) == 0, "the link", path);
 	}
 	snprintf(path, sizeof(path), "%s/pts", op->target);
-	place_special(path, "devpts", MS_NOSUID | MS_NOEXEC, "newinstance,ptmxmode=0666,mode=0620");
+	must(mkdir(path, 0755) == 0 &&
+		     mount("devpts", path, "devpts", MS_NOSUID | MS_NOEXEC, "newinstance,ptmxmode=0666,mode=0620") == 0,
+	     "terminals in", path);
 	snprintf(path, sizeof(path), "%s/shm", op->target);
 	must(mkdir(path, 01777) == 0, "the directory", path);
 	place_tmpfs(path, MS_NOSUID | MS_NODEV, op->size, 01777);
@@ -280,8 +276,7 @@ static void place_file(const struct mount_op *op)
 	close(fd);
 }
 
-/* The host's /dev/null is cloned only where it is wanted: a detached mount that is dropped costs a millisecond. */
-static void place_mask(const struct mount_op *op, int old_root)
+static void place_mask(const struct mount_op *op)
 {
 	struct stat st;
 	if (stat(op->target, &st) < 0)
@@ -289,7 +284,7 @@ static void place_mask(const struct mount_op *op, int old_root)
 	if (S_ISDIR(st.st_mode))
 		must(mount("tmpfs", op->target, "tmpfs", HIDDEN_FLAGS, "size=4k,mode=0555") == 0, "masking", op->target);
 	else
-		attach(clone_tree(old_root, "dev/null"), op->target);
+		attach(clone_tree("/dev/null"), op->target);
 }
 
 static void place_read_only(const struct mount_op *op)
@@ -297,12 +292,12 @@ static void place_read_only(const struct mount_op *op)
 	struct stat st;
 	if (stat(op->target, &st) < 0)
 		return;
-	int tree = clone_tree(AT_FDCWD, op->target);
+	int tree = clone_tree(op->target);
 	set_attrs(tree, KP_ATTR_RDONLY, op->target);
 	attach(tree, op->target);
 }
 
-static void place(struct mount_op *op, int old_root)
+static void place(struct mount_op *op)
 {
 	switch (op->kind) {
 	case MOUNT_STAGING:
@@ -331,16 +326,15 @@ static void place(struct mount_op *op, int old_root)
 		}
 		break;
 	case MOUNT_PROC:
-		place_special(op->target, "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, NULL);
+	case MOUNT_SYSFS:
+		make_dir(op->target, 0755);
+		attach(op->trees[0], op->target);
 		break;
 	case MOUNT_DEV:
 		place_dev(op);
 		break;
-	case MOUNT_SYSFS:
-		place_special(op->target, "sysfs", HIDDEN_FLAGS, NULL);
-		break;
 	case MOUNT_MASK:
-		place_mask(op, old_root);
+		place_mask(op);
 		break;
 	case MOUNT_READ_ONLY:
 		place_read_only(op);
@@ -351,16 +345,15 @@ static void place(struct mount_op *op, int old_root)
 void mounts_build(struct sandbox_plan *plan, const int *sources, int nsources)
 {
 	struct gathering g = {.sources = sources, .nsources = nsources};
-	int staging = new_tmpfs(plan->mounts[0].size);
+	int staging = new_filesystem("tmpfs", plan->mounts[0].size, KP_ATTR_NOSUID | KP_ATTR_NODEV);
 	must(sys_move_mount(staging, "", AT_FDCWD, ".", MOVE_MOUNT_F_EMPTY_PATH) == 0 && fchdir(staging) == 0,
 	     "mounting the staging tmpfs", "");
 	for (int i = 0; i < plan->nmounts; i++)
 		gather(&g, &plan->mounts[i]);
 	int root = attach_root(plan);
-	int old = change_root(root);
+	change_root(root);
 	for (int i = 0; i < plan->nmounts; i++)
-		place(&plan->mounts[i], old);
-	leave_old_root(old);
+		place(&plan->mounts[i]);
 	close(root);
 	close(staging);
 }

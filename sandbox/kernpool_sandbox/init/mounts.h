@@ -1,5 +1,5 @@
-/* The sandbox's file tree: what comes from the host is gathered as detached mounts, the root is changed, and only then,
- * where no path or symbolic link can lead outside any more, everything is put in its place. */
+/* The sandbox's file tree: what comes from the host is gathered as detached mounts, the root is changed and the host's
+ * let go, and only then, where no path or symbolic link can lead outside any more, everything is put in its place. */
 #ifndef KP_MOUNTS_H
 #define KP_MOUNTS_H
 

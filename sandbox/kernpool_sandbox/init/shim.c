@@ -143,13 +143,16 @@ _Noreturn void shim_main(struct shim *shim)
 			close(streams[i]);
 	tell(shim, &(struct report){.kind = REPORT_STARTED, .value = s.leader});
 	for (;;) {
-		struct pollfd fds[] = {{signals, POLLIN, 0}, {shim->report, POLLIN, 0}, {s.leader ? timer : -1, POLLIN, 0}};
+		struct pollfd fds[] = {{signals, POLLIN, 0}, {shim->report, POLLIN, 0}, {s.killing ? -1 : timer, POLLIN, 0}};
 		poll(fds, COUNT(fds), s.killing ? KILL_AGAIN_MS : -1);
 		struct signalfd_siginfo info;
 		while (read(signals, &info, sizeof(info)) > 0)
 			;
-		if (fds[2].revents && s.leader)
-			s.timed_out = s.killing = true;
+		if (fds[2].revents) {
+			s.timed_out = s.leader; /* after its leader an exec has no deadline */
+			s.killing = s.leader;
+			timer = -1;
+		}
 		if (fds[1].revents)
 			on_command(&s);
 		if (s.killing)

@@ -26,7 +26,6 @@ static int proc_fd = -1;
 
 bool tree_open(void)
 {
-	/* Anew each time: what a parent had opened was another /proc, and may be closed by now. */
 	proc_fd = open("/proc", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	return proc_fd >= 0;
 }

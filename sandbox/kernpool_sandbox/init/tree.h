@@ -7,7 +7,7 @@
 #include <stddef.h>
 #include <sys/types.h>
 
-/* Remember /proc as it is now: later nobody inside can show us another one. False when there is none. */
+/* Remember /proc as it is now (a sandbox forgets the spawner's): later nobody inside can show us another one. */
 bool tree_open(void);
 
 /* The descriptor behind it, to be kept open; -1 without one. */

@@ -97,8 +97,8 @@ class Node:
         """Make a sandbox of this machine's own image and return its id."""
         self.sandboxes += 1
         sandbox_id = f"sb-{os.getpid():x}{self.sandboxes:08d}".ljust(19, "a")[:19]
-        template = options.pop("template", Template(limits=Limits(memory_mib=256, disk_mib=256, pids=256)))
-        await self.runtime.create(sandbox_id, template, ttl_s=options.pop("ttl_s", 120.0), **options)
+        template = options.pop("template", Template(limits=Limits(memory_mib=256, disk_mib=256, pids=2000)))
+        await self.runtime.create(sandbox_id, template, ttl_s=options.pop("ttl_s", 1200.0), **options)
         return sandbox_id
 
     async def job(self, run: str, **options: Any) -> str:

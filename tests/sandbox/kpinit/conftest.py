@@ -7,7 +7,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,6 +15,7 @@ import pytest
 
 from kernpool_sandbox.kpinit.binary import find
 from kernpool_sandbox.kpinit.channel import wait_fd
+from kernpool_sandbox.kpinit.errors import GoneError
 from kernpool_sandbox.kpinit.init import InitClient
 from kernpool_sandbox.kpinit.launch import SpawnerConfig, spawner_argv
 from kernpool_sandbox.kpinit.plan import (
@@ -23,6 +24,7 @@ from kernpool_sandbox.kpinit.plan import (
     Dir,
     Ended,
     ExecExited,
+    ExecRow,
     ExecSpec,
     File,
     InitEvent,
@@ -122,7 +124,7 @@ class Box:
     client: InitClient
     exits: dict[int, asyncio.Future[ExecExited]] = field(default_factory=dict)
     gone: asyncio.Event = field(default_factory=asyncio.Event)
-    next_id: int = 0
+    next_id: int = 100
 
     def on_event(self, event: InitEvent) -> None:
         if isinstance(event, Ended):
@@ -132,6 +134,15 @@ class Box:
 
     def exit_of(self, exec_id: int) -> "asyncio.Future[ExecExited]":
         return self.exits.setdefault(exec_id, asyncio.get_running_loop().create_future())
+
+    async def wait_ended(self, exec_id: int) -> ExecRow:
+        """Wait until the table says that an exec has ended, as one must who attached after its end."""
+        for _ in range(2000):
+            rows = {row.exec_id: row for row in await self.client.list()}
+            if exec_id in rows and not rows[exec_id].running:
+                return rows[exec_id]
+            await asyncio.sleep(0.005)
+        raise AssertionError(f"exec {exec_id} did not end")
 
     async def run(self, *argv: str, stdin: bytes | None = None, ack: bool = True, **spec: object) -> Result:
         """Run a command to its end with all its output."""
@@ -173,8 +184,15 @@ class Node:
         return self.client.privileged
 
     async def connect(self) -> None:
-        await poll(self.config.socket_path.exists, "the spawner's socket")
-        self.client = await SpawnerClient.connect(self.config.socket_path, self._on_event)
+        end = asyncio.get_running_loop().time() + DEADLINE_S
+        while True:
+            try:
+                self.client = await SpawnerClient.connect(self.config.socket_path, self._on_event)
+            except GoneError:
+                assert asyncio.get_running_loop().time() < end, "the spawner did not come up"
+                await asyncio.sleep(0.005)
+            else:
+                return
 
     def _on_event(self, event: ChildEnded | Ended) -> None:
         if isinstance(event, ChildEnded):
@@ -301,3 +319,29 @@ async def rootless_node(state_dir: Path, kp_init: Path) -> AsyncIterator[Node]:
     uid = os.geteuid() or ORDINARY_UID
     async with _node(state_dir, kp_init, uid) as node:
         yield node
+
+
+@pytest.fixture
+def second_spawner() -> Callable[[Node], "subprocess.Popen[bytes]"]:
+    """Start another spawner with the configuration of a node."""
+    return lambda node: start_spawner(node.config, node.binary, node.uid)
+
+
+@pytest.fixture
+def restart_spawner() -> Callable[[Node], Awaitable[None]]:
+    """Kill a node's spawner and start the next one."""
+
+    async def restart(node: Node) -> None:
+        node.client.close()
+        node.process.kill()
+        node.process.wait(DEADLINE_S)
+        node.process = start_spawner(node.config, node.binary, node.uid)
+        await node.connect()
+
+    return restart
+
+
+@pytest.fixture
+def until() -> Callable[..., Awaitable[None]]:
+    """Wait for a condition with a deadline."""
+    return poll
