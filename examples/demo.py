@@ -76,9 +76,7 @@ def spawn() -> int:
         parked = len([item for item in good if item.sandbox is not None and item.sandbox.parked])
         rows.append((len(good), parked, first_ms, wall_s))
         if len(good) != SANDBOXES:
-            print(
-                f"{SANDBOXES - len(good)} of {SANDBOXES} did not do their work: {bad[0] if bad else 'see above'}"
-            )
+            print(f"{SANDBOXES - len(good)} of {SANDBOXES} did not do their work: {bad[0] if bad else 'see above'}")
             return 1
     print_table(rows)
     return 0
