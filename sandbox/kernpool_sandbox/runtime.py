@@ -127,6 +127,10 @@ class SandboxRuntime:
         """The connection to the node's spawner, for jobs."""
         return self._parts.spawning.client
 
+    async def living_spawner(self) -> SpawnerClient:
+        """Return the connection to a spawner that answers, starting one if the last one died, for jobs. KpInitError."""
+        return await self._parts.spawning.connect()
+
     @property
     def cgroups(self) -> CgroupTree:
         """The node's cgroups, for jobs: they choose names that begin with `j`, and adopt and sweep their own."""

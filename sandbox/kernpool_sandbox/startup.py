@@ -124,6 +124,16 @@ def _open_tree(facts: cgroup_detect.CgroupFacts, tag: str) -> tuple[CgroupTree, 
         return cgroup_detect.open_tree(none, tag), none
 
 
+def prepare_spawner(config: RuntimeConfig) -> tuple[Path, SpawnerConfig]:
+    """Return kp-init's path and the ceiling for whoever runs the spawner itself (a unit of its own).
+
+    Makes the state directory and the directories of its cgroups. StartError, OSError.
+    """
+    _check_state_dir(config.state_dir)
+    tree, _ = _open_tree(cgroup_detect.detect(parent=config.cgroup_parent), tag_of(config.state_dir))
+    return _binary(config), _spawner_config(config, tree.bases)
+
+
 def _spawner_config(config: RuntimeConfig, cgroup_bases: tuple[Path, ...]) -> SpawnerConfig:
     """Return the ceiling of the spawner: nothing outside of it can be mounted, joined or become."""
     if config.image_roots is None:
@@ -152,8 +162,8 @@ def _check_state_dir(state_dir: Path) -> None:
         raise StartError(f"the state directory's path has {length} bytes; sockets need at most {STATE_DIR_BYTES_MAX}")
     state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     state_dir.chmod(0o700)
-    for name in ("s", "j"):
-        (state_dir / name).mkdir(mode=0o700, exist_ok=True)
+    # Not `s`: the spawner makes it, as a link that dangles while no spawner lives.
+    (state_dir / "j").mkdir(mode=0o700, exist_ok=True)
 
 
 async def _lock(path: Path, timeout_s: float) -> int:
