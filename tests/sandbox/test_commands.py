@@ -133,7 +133,7 @@ async def test_a_timeout_kills_every_descendant(shared: Node, box: str) -> None:
     assert time.monotonic() - began < 10
     assert (result.reason, result.exit_code) == (EndReason.TIMEOUT, 137)
     assert result.detail == "it ran longer than its 0.3 s"
-    assert (await shared.sh(box, "pgrep -f 'sleep 1001' || echo none")).stdout == b"none\n"
+    assert (await shared.sh(box, "pgrep -f '^sleep 1001' || echo none")).stdout == b"none\n"
 
 
 async def test_a_caller_who_gives_up_ends_the_command(shared: Node, box: str) -> None:
@@ -229,7 +229,7 @@ async def test_a_process_that_ignores_sigterm_dies_of_a_kill_of_its_tree(shared:
     await process.signal(signal.SIGTERM, tree=True)
     await process.signal(signal.SIGKILL, tree=True)
     assert (await process.wait()).exit_code == 137
-    assert (await shared.sh(box, "pgrep -f 'sleep 1004' || echo none")).stdout == b"none\n"
+    assert (await shared.sh(box, "pgrep -f '^sleep 1004' || echo none")).stdout == b"none\n"
     process.close()
 
 
