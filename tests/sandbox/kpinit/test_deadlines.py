@@ -132,4 +132,4 @@ async def test_an_unclaimed_sandbox_ends_30_s_after_its_agent(node: Any) -> None
     """An agent that died while it filled its pool leaves nothing."""
     box = await node.park()
     box.client.close()
-    assert (await node.wait_record(box.id)).cause is EndCause.ORPHANED
+    assert (await node.wait_record(box.id, 45)).cause is EndCause.ORPHANED
