@@ -35,8 +35,8 @@ def exit_status(job: JobInfo) -> int:
 def ended_line(job: JobInfo) -> str:
     """Say how a job ended."""
     took = ""
-    if job.started_unix_s is not None and job.ended_unix_s is not None:
-        took = f" after {show_duration(job.ended_unix_s - job.started_unix_s)}"
+    if job.began_unix_s is not None and job.ended_unix_s is not None:
+        took = f" after {show_duration(job.ended_unix_s - job.began_unix_s)}"
     if job.state == "succeeded":
         return f"{job.id} {job.name}: succeeded{took}"
     code = job.exit_code

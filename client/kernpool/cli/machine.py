@@ -35,7 +35,7 @@ def jobs() -> Finding:
 
 def sandboxes() -> Finding:
     """Say what isolation works here."""
-    answer, trouble = ask("kernpool_sandbox.isolation", "--json")
+    answer, trouble = ask("kernpool_sandbox.isolation")
     if not isinstance(answer, dict):
         return Finding("sandboxes", works=False, summary="this could not be found out", problems=(trouble,))
     problems = tuple(str(problem) for problem in answer.get("problems") or ())

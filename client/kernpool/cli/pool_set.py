@@ -2,7 +2,7 @@
 
 import argparse
 
-from kernpool.cli.common import DURATION, NATURAL, connect
+from kernpool.cli.common import DURATION, WHOLE, connect
 from kernpool.cli.template_options import add_template_arguments, template_options
 from kernpool.cli.terminal import Terminal
 from kernpool.options import template_of
@@ -11,7 +11,9 @@ from kernpool.results import Pool
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
-    parser.add_argument("--parked", type=NATURAL, required=True, metavar="N", help="how many stand ready on each node")
+    parser.add_argument(
+        "--parked", type=WHOLE, required=True, metavar="N", help="how many stand ready on each node; 0: none ever"
+    )
     parser.add_argument(
         "--drain-after", type=DURATION, default=600.0, metavar="TIME", help="unused for so long they go; 0: never (10m)"
     )

@@ -60,9 +60,9 @@ def node_row(node: NodeInfo) -> Sequence[str]:
 
 def ran(job: JobInfo) -> str:
     """Say how long a job has run, or ran."""
-    if job.started_unix_s is None:
+    if job.began_unix_s is None:
         return "-"
-    return show_duration((job.ended_unix_s or time.time()) - job.started_unix_s)
+    return show_duration((job.ended_unix_s or time.time()) - job.began_unix_s)
 
 
 def job_row(job: JobInfo) -> Sequence[str]:

@@ -106,6 +106,8 @@ class Terminal:
         self._begin_note()
         lines = clean(message).split("\n")
         sys.stderr.write(f"{red}{lines[0]}{plain}\n")
+        if hint.startswith("kernpool "):
+            hint = f"Try: {hint}"
         for text in (*lines[1:], *([clean(hint)] if hint else [])):
             sys.stderr.write(f"{text}\n")
         sys.stderr.flush()

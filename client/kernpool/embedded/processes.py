@@ -29,7 +29,7 @@ class Process:
         """Hold the process with this pid; None when there is none."""
         try:
             process = cls(pid, os.pidfd_open(pid))
-        except OSError:
+        except (OSError, OverflowError):
             return None
         if process.has_ended:
             process.close()

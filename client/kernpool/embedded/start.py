@@ -199,8 +199,9 @@ def _start_agent(home: Home, say: Say) -> int:
     """Start the agent unless it lives, and wait until its node is ready; gives the number of nodes ready."""
     alive = agent_process(home)
     if alive is not None:
-        alive.close()
-        return _nodes_ready(home)
+        # The coordinator may be new: the agent needs a moment to find it again.
+        with alive:
+            return _await_node(home, alive, say)
     endpoint = find_endpoint(environ={})
     if not _has_identity(home):
         _write_join_token(home)

@@ -92,6 +92,13 @@ class JobInfo:
         """It is over and nothing of this record changes any more."""
         return self.state in JOB_ENDS
 
+    @property
+    def began_unix_s(self) -> float | None:
+        """When it began to run, as the job or else its attempts tell; None: not yet."""
+        if self.started_unix_s is not None:
+            return self.started_unix_s
+        return min((attempt.started_unix_s for attempt in self.attempts if attempt.started_unix_s), default=None)
+
     def node_of(self, index: int) -> str:
         """Name the node of a rank's newest attempt; empty while it has none."""
         nodes = [attempt.node for attempt in self.attempts if attempt.index == index]

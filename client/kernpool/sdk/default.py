@@ -1,5 +1,6 @@
 """The client behind the module-level functions: made when first needed, one per endpoint."""
 
+import atexit
 import os
 import threading
 
@@ -24,6 +25,7 @@ def default_client(*, start: bool = False) -> Client:
         endpoint = find_endpoint()
         if _client is None or _client.transport.closed or _client.endpoint != endpoint:
             _client = Client(endpoint=endpoint)
+            atexit.register(_client.close)
         return _client
 
 

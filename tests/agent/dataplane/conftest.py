@@ -126,7 +126,9 @@ def own_user() -> User:
 async def node(tmp_path_factory: pytest.TempPathFactory, trust: Trust) -> AsyncIterator[Node]:
     state_dir = tmp_path_factory.mktemp("n")
     async with AsyncExitStack() as stack:
-        runtime = await SandboxRuntime.open(RuntimeConfig(state_dir), on_update=lambda _statuses: None)
+        runtime = await SandboxRuntime.open(
+            RuntimeConfig(state_dir, job_ids=((os.geteuid(), os.geteuid()),)), on_update=lambda _statuses: None
+        )
         stack.push_async_callback(runtime.shutdown)
         if not runtime.isolation.isolation:
             pytest.skip(f"no sandboxes here: {'; '.join(runtime.isolation.problems)}")

@@ -32,7 +32,8 @@ class Handler(socketserver.BaseRequestHandler):
             for _ in range(64):
                 self.request.sendall(bytes(range(256)) * 4096)
         elif first == b"r":  # break
-            self.request.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\\1\\0\\0\\0\\0\\0\\0\\0")
+            self.request.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, bytes((1, 0, 0, 0, 0, 0, 0, 0)))
+            self.request.close()
 class Server(socketserver.ThreadingTCPServer):
     daemon_threads = True
     allow_reuse_address = True

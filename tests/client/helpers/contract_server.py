@@ -407,7 +407,8 @@ class Api:
             },
         )  # fmt: skip
         shown = self.shown(sandbox_id)
-        (self.state.root / sandbox_id).mkdir(exist_ok=True)
+        for name in ("", "tmp", "root"):
+            (self.state.root / sandbox_id / name).mkdir(exist_ok=True)
         item = {"id": sandbox_id, "sandbox": shown, "ready_ms": 0.7}
         if command := body.get("command"):
             item["result"] = await self.execute(sandbox_id, command)

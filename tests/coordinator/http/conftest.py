@@ -2,72 +2,19 @@
 
 import asyncio
 import contextlib
-import json
 import ssl
-import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 import uvloop
+from running import Coordinator, Enrol, MakeSandbox, Start
+from standin import StandIn
 
 from kernpool_coordinator.config import Settings
 from kernpool_coordinator.daemon import Daemon
-
-sys.path.insert(0, str(Path(__file__).parent))  # the stand-in agent is a module of these tests
-
-from standin import StandIn, until
-
-
-class Coordinator:
-    """The daemon and an HTTP client with its admin token."""
-
-    def __init__(self, daemon: Daemon, settings: Settings, session: aiohttp.ClientSession) -> None:
-        self.daemon = daemon
-        self.settings = settings
-        self.session = session
-        self.url = daemon.api_url
-        self.node_url = daemon.node_url
-        self.state_dir = Path(settings.state_dir)
-        self.token = (self.state_dir / "admin-token").read_text().strip()
-        self.ca_pem = daemon.api.ca_pem
-
-    @property
-    def headers(self) -> dict[str, str]:
-        return {"Authorization": f"Bearer {self.token}"}
-
-    def request(self, method: str, path: str, **options: Any) -> Any:
-        headers = {**self.headers, **options.pop("headers", {})}
-        return self.session.request(method, self.url + path, headers=headers, **options)
-
-    async def json(self, method: str, path: str, **options: Any) -> Any:
-        """The document of a good answer."""
-        async with self.request(method, path, **options) as answer:
-            assert answer.status < 300, await answer.text()
-            return await answer.json() if answer.status != 204 else None
-
-    async def problem(self, method: str, path: str, **options: Any) -> tuple[int, Any]:
-        """Status and Problem of a bad answer."""
-        async with self.request(method, path, **options) as answer:
-            assert answer.status >= 400, await answer.text()
-            return answer.status, await answer.json()
-
-    async def join_token(self, **request: Any) -> str:
-        return str((await self.json("POST", "/api/v1/join-tokens", json=request))["token"])
-
-    async def wait_state(self, node_id: str, state: str) -> None:
-        async def reached() -> bool:
-            return bool((await self.json("GET", f"/api/v1/nodes/{node_id}"))["state"] == state)
-
-        await until(reached, f"node {node_id} is {state}", 15.0)
-
-    async def wait_job(self, job_id: str, state: str) -> None:
-        async def reached() -> bool:
-            return bool((await self.json("GET", f"/api/v1/jobs/{job_id}"))["state"] == state)
-
-        await until(reached, f"{job_id} is {state}")
 
 
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
@@ -95,7 +42,7 @@ def settings(tmp_path: Path) -> Settings:
 
 
 @pytest.fixture
-async def start(settings: Settings) -> AsyncIterator[Callable[..., Awaitable[Coordinator]]]:
+async def start(settings: Settings) -> AsyncIterator[Start]:
     """Starts coordinators; with other settings by keyword."""
     async with contextlib.AsyncExitStack() as stack:
 
@@ -112,12 +59,12 @@ async def start(settings: Settings) -> AsyncIterator[Callable[..., Awaitable[Coo
 
 
 @pytest.fixture
-async def coordinator(start: Callable[..., Awaitable[Coordinator]]) -> Coordinator:
+async def coordinator(start: Start) -> Coordinator:
     return await start()
 
 
 @pytest.fixture
-async def enrol(coordinator: Coordinator, tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[StandIn]]]:
+async def enrol(coordinator: Coordinator, tmp_path: Path) -> AsyncIterator[Enrol]:
     """Enrols agents; they are not linked yet."""
     agents: list[StandIn] = []
 
@@ -133,7 +80,7 @@ async def enrol(coordinator: Coordinator, tmp_path: Path) -> AsyncIterator[Calla
 
 
 @pytest.fixture
-async def agent(coordinator: Coordinator, enrol: Callable[..., Awaitable[StandIn]]) -> StandIn:
+async def agent(coordinator: Coordinator, enrol: Enrol) -> StandIn:
     """One enrolled and linked agent."""
     agent = await enrol()
     await agent.link()
@@ -142,18 +89,11 @@ async def agent(coordinator: Coordinator, enrol: Callable[..., Awaitable[StandIn
 
 
 @pytest.fixture
-def sandbox(coordinator: Coordinator, agent: StandIn) -> Callable[..., Awaitable[str]]:
+def sandbox(coordinator: Coordinator, agent: StandIn) -> MakeSandbox:
     """Creates one sandbox; its id."""
 
     async def create(**body: Any) -> str:
-        lines = await read_lines(coordinator, {"count": 1, **body})
+        lines = await coordinator.lines(count=1, **body)
         return str(lines[0]["id"])
 
     return create
-
-
-async def read_lines(coordinator: Coordinator, body: dict[str, Any]) -> list[Any]:
-    """The documents of a bulk answer."""
-    async with coordinator.request("POST", "/api/v1/sandboxes", json=body) as answer:
-        assert answer.status == 200, await answer.text()
-        return [json.loads(line) for line in (await answer.read()).splitlines()]

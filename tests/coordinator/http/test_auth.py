@@ -1,9 +1,7 @@
 """Who gets in: every route asks for a token and for permission."""
 
-from collections.abc import Awaitable, Callable
-from typing import Any
-
 import pytest
+from running import Coordinator, Start
 
 from kernpool_coordinator.http.handlers import ROUTES
 from kernpool_coordinator.http.route import Route
@@ -22,7 +20,7 @@ def _filled(route: Route) -> str:
 @pytest.mark.parametrize(
     "authorization", [None, "", "Bearer", "Bearer ", "Basic a3A6a3A=", "Bearer kpt_wrong", "kpt_wrong"]
 )
-async def test_every_route_refuses_without_a_good_token(coordinator: Any, authorization: str | None) -> None:
+async def test_every_route_refuses_without_a_good_token(coordinator: Coordinator, authorization: str | None) -> None:
     """Nobody who merely reaches the port learns or changes anything."""
     headers = {} if authorization is None else {"Authorization": authorization}
     for route in GUARDED:
@@ -33,13 +31,13 @@ async def test_every_route_refuses_without_a_good_token(coordinator: Any, author
             assert (await answer.json())["code"] == "unauthenticated", route.name
 
 
-async def test_a_stranger_learns_nothing_from_a_wrong_method_or_body(coordinator: Any) -> None:
+async def test_a_stranger_learns_nothing_from_a_wrong_method_or_body(coordinator: Coordinator) -> None:
     """Authentication comes before the body is read: a huge or broken one is not even looked at."""
     async with coordinator.session.post(coordinator.url + "/api/v1/jobs", data=b"{" * 100) as answer:
         assert answer.status == 401
 
 
-async def test_health_needs_no_token_and_answers_head(coordinator: Any) -> None:
+async def test_health_needs_no_token_and_answers_head(coordinator: Coordinator) -> None:
     """A load balancer probes."""
     async with coordinator.session.get(coordinator.url + "/api/v1/health") as answer:
         assert (answer.status, await answer.json()) == (200, {"status": "ok"})
@@ -47,7 +45,7 @@ async def test_health_needs_no_token_and_answers_head(coordinator: Any) -> None:
         assert (answer.status, await answer.read()) == (200, b"")
 
 
-async def test_a_viewer_may_look_and_nothing_else(coordinator: Any) -> None:
+async def test_a_viewer_may_look_and_nothing_else(coordinator: Coordinator) -> None:
     """A dashboard's token cannot change anything, whichever route it tries."""
     viewer = await coordinator.json("POST", "/api/v1/tokens", json={"name": "board", "role": "viewer"})
     headers = {"Authorization": f"Bearer {viewer['token']}"}
@@ -61,7 +59,7 @@ async def test_a_viewer_may_look_and_nothing_else(coordinator: Any) -> None:
             assert answer.status in (403, 404), route.name
 
 
-async def test_a_revoked_token_is_refused_at_once(coordinator: Any) -> None:
+async def test_a_revoked_token_is_refused_at_once(coordinator: Coordinator) -> None:
     """A leaked token is revoked; its next request on the same kept-alive connection fails."""
     made = await coordinator.json("POST", "/api/v1/tokens", json={"name": "ci"})
     headers = {"Authorization": f"Bearer {made['token']}"}
@@ -72,7 +70,7 @@ async def test_a_revoked_token_is_refused_at_once(coordinator: Any) -> None:
         assert answer.status == 401
 
 
-async def test_listings_of_tokens_show_no_secret(coordinator: Any) -> None:
+async def test_listings_of_tokens_show_no_secret(coordinator: Coordinator) -> None:
     """The text of a token is shown once, when it is made."""
     api = await coordinator.json("POST", "/api/v1/tokens", json={"name": "ci"})
     join = await coordinator.json("POST", "/api/v1/join-tokens", json={})
@@ -84,14 +82,14 @@ async def test_listings_of_tokens_show_no_secret(coordinator: Any) -> None:
         assert '"token":null' in text
 
 
-async def test_a_bearer_scheme_in_another_case_is_taken(coordinator: Any) -> None:
+async def test_a_bearer_scheme_in_another_case_is_taken(coordinator: Coordinator) -> None:
     """RFC 9110: scheme names have no case."""
     headers = {"Authorization": f"bearer {coordinator.token}"}
     async with coordinator.session.get(coordinator.url + "/api/v1/info", headers=headers) as answer:
         assert answer.status == 200
 
 
-async def test_the_metrics_need_a_token_and_count_by_route(coordinator: Any) -> None:
+async def test_the_metrics_need_a_token_and_count_by_route(coordinator: Coordinator) -> None:
     """Prometheus scrapes with a bearer token file; unknown paths make no labels of their own."""
     await coordinator.json("GET", "/api/v1/info")
     await coordinator.problem("GET", "/api/v1/made/up")
@@ -104,7 +102,7 @@ async def test_the_metrics_need_a_token_and_count_by_route(coordinator: Any) -> 
     assert 'kernpool_http_request_seconds_count{route="get /api/v1/info"} 1.0' in text
 
 
-async def test_a_token_limits_its_own_streams(start: Callable[..., Awaitable[Any]]) -> None:
+async def test_a_token_limits_its_own_streams(start: Start) -> None:
     """One script that leaks followers does not shut others out."""
     coordinator = await start(streams_per_token_max=2)
     async with (

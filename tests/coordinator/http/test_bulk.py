@@ -3,38 +3,31 @@
 import asyncio
 import json
 import time
-from typing import Any
 
 import aiohttp
 import pytest
+from running import Coordinator, MakeSandbox
 from standin import StandIn
 
 from kernpool_mesh import datatoken
 from kernpool_mesh.messages import CreateSandboxes, SandboxItem, SandboxItems, SandboxState, SandboxStatus
 
 
-async def _lines(coordinator: Any, body: dict[str, Any]) -> list[Any]:
-    async with coordinator.request("POST", "/api/v1/sandboxes", json=body) as answer:
-        assert answer.status == 200, await answer.text()
-        assert answer.headers["Content-Type"] == "application/x-ndjson"
-        return [json.loads(line) for line in (await answer.read()).splitlines()]
-
-
-async def test_every_item_is_a_line_and_the_last_one_is_the_sum(coordinator: Any, agent: StandIn) -> None:
+async def test_every_item_is_a_line_and_the_last_one_is_the_sum(coordinator: Coordinator, agent: StandIn) -> None:
     """240 at once."""
-    lines = await _lines(coordinator, {"count": 240, "command": {"argv": ["true"]}})
+    lines = await coordinator.lines(count=240, command={"argv": ["true"]})
     assert lines[-1] == {"done": True, "created": 240, "failed": 0}
     assert len({line["id"] for line in lines[:-1]}) == 240
     assert all(line["result"]["exit_code"] == 0 for line in lines[:-1] if line["result"])
 
 
-async def test_a_create_that_cannot_begin_is_an_ordinary_error(coordinator: Any) -> None:
+async def test_a_create_that_cannot_begin_is_an_ordinary_error(coordinator: Coordinator) -> None:
     """No node is there: a Problem, not an empty stream."""
     status, problem = await coordinator.problem("POST", "/api/v1/sandboxes", json={"count": 2})
     assert (status, problem["code"]) == (503, "no_capacity")
 
 
-async def test_lines_come_as_the_node_tells_them(coordinator: Any, agent: StandIn) -> None:
+async def test_lines_come_as_the_node_tells_them(coordinator: Coordinator, agent: StandIn) -> None:
     """The first sandboxes are usable while the others are being made."""
     asked: list[CreateSandboxes] = []
 
@@ -55,7 +48,7 @@ async def test_lines_come_as_the_node_tells_them(coordinator: Any, agent: StandI
     assert [line.get("id") for line in rest] == [*asked[0].sandbox_ids[1:], None]
 
 
-async def test_a_bulk_answer_that_is_cut_is_seen_as_cut(coordinator: Any, agent: StandIn) -> None:
+async def test_a_bulk_answer_that_is_cut_is_seen_as_cut(coordinator: Coordinator, agent: StandIn) -> None:
     """The coordinator stops in the midst of it: no last line, no last chunk."""
 
     def half(message: CreateSandboxes) -> None:
@@ -73,9 +66,9 @@ async def test_a_bulk_answer_that_is_cut_is_seen_as_cut(coordinator: Any, agent:
         await asyncio.wait_for(closing, 10)
 
 
-async def test_lists_come_in_pages_that_join_without_gap_or_overlap(coordinator: Any, agent: StandIn) -> None:
+async def test_lists_come_in_pages_that_join_without_gap_or_overlap(coordinator: Coordinator, agent: StandIn) -> None:
     """A client that walks `next` sees each sandbox once."""
-    made = {line["id"] for line in await _lines(coordinator, {"count": 25}) if "id" in line}
+    made = {line["id"] for line in await coordinator.lines(count=25) if "id" in line}
     seen: list[str] = []
     after = ""
     for _ in range(10):
@@ -88,7 +81,7 @@ async def test_lists_come_in_pages_that_join_without_gap_or_overlap(coordinator:
     assert set(seen) == made
 
 
-async def test_jobs_of_several_states_come_as_one_list_newest_first(coordinator: Any, agent: StandIn) -> None:
+async def test_jobs_of_several_states_come_as_one_list_newest_first(coordinator: Coordinator, agent: StandIn) -> None:
     """`kernpool queue` asks for all that have not ended."""
     ids = [(await coordinator.json("POST", "/api/v1/jobs", json={"task": {"run": "true"}}))["id"] for _ in range(6)]
     for job_id in ids:
@@ -110,7 +103,7 @@ async def test_jobs_of_several_states_come_as_one_list_newest_first(coordinator:
 
 
 @pytest.mark.parametrize("path", ["tokens", "join-tokens"])
-async def test_short_lists_are_paged_as_well(coordinator: Any, path: str) -> None:
+async def test_short_lists_are_paged_as_well(coordinator: Coordinator, path: str) -> None:
     """Every list takes limit and after."""
     for number in range(5):
         body = {"name": f"t{number}"} if path == "tokens" else {}
@@ -126,7 +119,7 @@ async def test_short_lists_are_paged_as_well(coordinator: Any, path: str) -> Non
     assert len(seen) == len(set(seen)) >= 5
 
 
-async def test_labels_select_and_a_label_without_value_is_refused(coordinator: Any, agent: StandIn) -> None:
+async def test_labels_select_and_a_label_without_value_is_refused(coordinator: Coordinator, agent: StandIn) -> None:
     """`kernpool sandbox ls --label run=7`."""
     status, problem = await coordinator.problem("GET", "/api/v1/sandboxes?label=run")
     assert (status, problem["code"]) == (400, "invalid")
@@ -135,7 +128,9 @@ async def test_labels_select_and_a_label_without_value_is_refused(coordinator: A
     assert page["next"] == ""
 
 
-async def test_an_access_token_is_what_the_node_takes(coordinator: Any, agent: StandIn, sandbox: Any) -> None:
+async def test_an_access_token_is_what_the_node_takes(
+    coordinator: Coordinator, agent: StandIn, sandbox: MakeSandbox
+) -> None:
     """A client that can reach the node goes straight there."""
     sandbox_id = await sandbox()
     access = await coordinator.json("POST", f"/api/v1/sandboxes/{sandbox_id}/access")
@@ -150,7 +145,7 @@ async def test_an_access_token_is_what_the_node_takes(coordinator: Any, agent: S
     assert 0 < access["expires_in_s"] <= 300
 
 
-async def test_access_to_a_job_is_for_its_log_only(coordinator: Any, agent: StandIn) -> None:
+async def test_access_to_a_job_is_for_its_log_only(coordinator: Coordinator, agent: StandIn) -> None:
     """A token for logs opens nothing else."""
     job = await coordinator.json("POST", "/api/v1/jobs", json={"task": {"run": "true"}})
     await coordinator.wait_job(job["id"], "running")
@@ -161,7 +156,9 @@ async def test_access_to_a_job_is_for_its_log_only(coordinator: Any, agent: Stan
     assert (claims.object, claims.verbs) == (f"job/{job['id']}", ("logs",))
 
 
-async def test_there_is_no_access_to_a_node_that_is_away(coordinator: Any, agent: StandIn, sandbox: Any) -> None:
+async def test_there_is_no_access_to_a_node_that_is_away(
+    coordinator: Coordinator, agent: StandIn, sandbox: MakeSandbox
+) -> None:
     """No key, no token."""
     sandbox_id = await sandbox()
     await agent.drop()
@@ -170,7 +167,7 @@ async def test_there_is_no_access_to_a_node_that_is_away(coordinator: Any, agent
     assert (status, problem["code"]) == (503, "unreachable")
 
 
-async def test_the_idempotency_key_may_come_as_a_header(coordinator: Any, agent: StandIn) -> None:
+async def test_the_idempotency_key_may_come_as_a_header(coordinator: Coordinator, agent: StandIn) -> None:
     """As other APIs take it; it is checked like the one in the body."""
     headers = {"Idempotency-Key": "k" * 300}
     status, problem = await coordinator.problem("POST", "/api/v1/sandboxes", json={}, headers=headers)

@@ -1,12 +1,11 @@
 """Links: which are taken, which are refused, and what ends them."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 import pytest
+from running import Coordinator, Enrol, Start
 from standin import StandIn, new_request, until
 
 from kernpool_mesh.errors import LinkClosedError
@@ -18,7 +17,7 @@ from kernpool_tls.names import COORDINATOR_DNS_NAME
 from kernpool_tls.sealing import Sealer
 
 
-async def test_a_link_is_welcomed_first_of_all(coordinator: Any, agent: StandIn) -> None:
+async def test_a_link_is_welcomed_first_of_all(coordinator: Coordinator, agent: StandIn) -> None:
     """The core may have orders before the Welcome has left: they come after it."""
     assert agent.welcome is not None
     assert agent.welcome.cluster_id == coordinator.daemon._identity.cluster_id
@@ -26,7 +25,7 @@ async def test_a_link_is_welcomed_first_of_all(coordinator: Any, agent: StandIn)
     assert not any(isinstance(message, Welcome) for message in agent.received)
 
 
-async def test_without_a_certificate_there_is_no_link(coordinator: Any) -> None:
+async def test_without_a_certificate_there_is_no_link(coordinator: Coordinator) -> None:
     """Anybody may dial; only nodes may link."""
     async with (
         aiohttp.ClientSession() as session,
@@ -40,7 +39,7 @@ async def test_without_a_certificate_there_is_no_link(coordinator: Any) -> None:
 
 
 async def test_a_certificate_of_another_authority_is_refused_in_the_handshake(
-    coordinator: Any, enrol: Callable[..., Awaitable[StandIn]], tmp_path: Path
+    coordinator: Coordinator, enrol: Enrol, tmp_path: Path
 ) -> None:
     """A node of another cluster, or somebody with an authority of his own."""
     agent = await enrol()
@@ -52,7 +51,7 @@ async def test_a_certificate_of_another_authority_is_refused_in_the_handshake(
         await agent.link()
 
 
-async def test_the_hello_cannot_name_another_node(coordinator: Any, enrol: Callable[..., Awaitable[StandIn]]) -> None:
+async def test_the_hello_cannot_name_another_node(coordinator: Coordinator, enrol: Enrol) -> None:
     """A stolen node speaks for itself only: the certificate says who it is."""
     agent, other = await enrol("alpha"), await enrol("beta")
     mine, agent.node_id = agent.node_id, other.node_id
@@ -62,7 +61,7 @@ async def test_the_hello_cannot_name_another_node(coordinator: Any, enrol: Calla
     await agent.link()
 
 
-async def test_a_removed_node_is_cut_at_once_and_stays_out(coordinator: Any, agent: StandIn) -> None:
+async def test_a_removed_node_is_cut_at_once_and_stays_out(coordinator: Coordinator, agent: StandIn) -> None:
     """`kernpool node rm` of a stolen machine."""
     await coordinator.json("DELETE", f"/api/v1/nodes/{agent.node_id}")
     await asyncio.wait_for(agent.ended.wait(), 5)
@@ -70,7 +69,7 @@ async def test_a_removed_node_is_cut_at_once_and_stays_out(coordinator: Any, age
         await agent.link()
 
 
-async def test_a_second_link_of_a_newer_incarnation_takes_over(coordinator: Any, agent: StandIn) -> None:
+async def test_a_second_link_of_a_newer_incarnation_takes_over(coordinator: Coordinator, agent: StandIn) -> None:
     """The agent was restarted while its old connection hangs half open."""
     first, first_ended = agent.connection, agent.ended
     await agent.link()
@@ -82,7 +81,7 @@ async def test_a_second_link_of_a_newer_incarnation_takes_over(coordinator: Any,
     await coordinator.wait_state(agent.node_id, "ready")
 
 
-async def test_an_older_incarnation_is_refused_and_the_newer_stays(coordinator: Any, agent: StandIn) -> None:
+async def test_an_older_incarnation_is_refused_and_the_newer_stays(coordinator: Coordinator, agent: StandIn) -> None:
     """A copy of the disk of yesterday was booted."""
     await agent.link()
     newer, newer_ended = agent.connection, agent.ended
@@ -94,7 +93,7 @@ async def test_an_older_incarnation_is_refused_and_the_newer_stays(coordinator: 
     agent.connection = newer
 
 
-async def test_whoever_says_no_hello_is_hung_up_on(coordinator: Any, enrol: Callable[..., Awaitable[StandIn]]) -> None:
+async def test_whoever_says_no_hello_is_hung_up_on(coordinator: Coordinator, enrol: Enrol) -> None:
     """A half-open link holds a descriptor for greeting_s and no longer."""
     agent = await enrol()
     link = Link(await agent.connect(), Side.AGENT)
@@ -103,9 +102,7 @@ async def test_whoever_says_no_hello_is_hung_up_on(coordinator: Any, enrol: Call
     await link.close()
 
 
-async def test_a_first_message_that_is_no_hello_is_refused(
-    coordinator: Any, enrol: Callable[..., Awaitable[StandIn]]
-) -> None:
+async def test_a_first_message_that_is_no_hello_is_refused(coordinator: Coordinator, enrol: Enrol) -> None:
     """A program that speaks another protocol."""
     agent = await enrol()
     link = Link(await agent.connect(), Side.AGENT)
@@ -115,9 +112,7 @@ async def test_a_first_message_that_is_no_hello_is_refused(
     await link.close()
 
 
-async def test_a_protocol_nobody_shares_is_refused_with_words(
-    coordinator: Any, enrol: Callable[..., Awaitable[StandIn]]
-) -> None:
+async def test_a_protocol_nobody_shares_is_refused_with_words(coordinator: Coordinator, enrol: Enrol) -> None:
     """An agent of the year after next."""
     agent = await enrol()
     link = Link(await agent.connect(), Side.AGENT)
@@ -127,7 +122,7 @@ async def test_a_protocol_nobody_shares_is_refused_with_words(
     await link.close()
 
 
-async def test_a_certificate_is_renewed_over_the_live_link(coordinator: Any, agent: StandIn) -> None:
+async def test_a_certificate_is_renewed_over_the_live_link(coordinator: Coordinator, agent: StandIn) -> None:
     """At half life the agent asks; the new certificate links as well."""
     issued = await agent.renew_over_link()
     assert issued.error == ""
@@ -137,7 +132,9 @@ async def test_a_certificate_is_renewed_over_the_live_link(coordinator: Any, age
     await coordinator.wait_state(agent.node_id, "ready")
 
 
-async def test_a_broken_request_over_the_link_is_refused_and_the_link_goes_on(coordinator: Any, agent: StandIn) -> None:
+async def test_a_broken_request_over_the_link_is_refused_and_the_link_goes_on(
+    coordinator: Coordinator, agent: StandIn
+) -> None:
     """A faulty key worker."""
     assert agent.connection is not None
     await agent.connection.send(CertificateRequest(5, b"nonsense"))
@@ -149,7 +146,7 @@ async def test_a_broken_request_over_the_link_is_refused_and_the_link_goes_on(co
 
 
 async def test_at_the_end_the_coordinator_says_goodbye(
-    start: Any, enrol: Any, coordinator: Any, agent: StandIn
+    start: Start, enrol: Enrol, coordinator: Coordinator, agent: StandIn
 ) -> None:
     """The agent's log says that it was a stop and no fault."""
     link = agent.connection

@@ -5,23 +5,24 @@ from typing import Any
 
 import aiohttp
 import pytest
+from running import Coordinator, Enrol, Start
 from standin import StandIn, until
 
 TASK = {"task": {"name": "hello", "run": "echo hi"}}
 
 
-async def _submit(coordinator: Any) -> str:
+async def _submit(coordinator: Coordinator) -> str:
     return str((await coordinator.json("POST", "/api/v1/jobs", json=TASK))["id"])
 
 
-async def _started(coordinator: Any) -> str:
+async def _started(coordinator: Coordinator) -> str:
     """A job whose rank runs."""
     job_id = await _submit(coordinator)
     await coordinator.wait_job(job_id, "running")
     return job_id
 
 
-async def test_a_log_comes_raw_with_the_offset_of_its_first_byte(coordinator: Any, agent: StandIn) -> None:
+async def test_a_log_comes_raw_with_the_offset_of_its_first_byte(coordinator: Coordinator, agent: StandIn) -> None:
     """Bytes that are no UTF-8 as well."""
     job_id = await _started(coordinator)
     agent.plane.append(b"one\ntwo\n\xff\x00three")
@@ -35,7 +36,7 @@ async def test_a_log_comes_raw_with_the_offset_of_its_first_byte(coordinator: An
         assert (answer.headers["KP-Log-Offset"], await answer.read()) == ("4", b"two\n\xff\x00three")
 
 
-async def test_bytes_that_were_rotated_away_are_told_by_the_offset(coordinator: Any, agent: StandIn) -> None:
+async def test_bytes_that_were_rotated_away_are_told_by_the_offset(coordinator: Coordinator, agent: StandIn) -> None:
     """A reader comes late."""
     job_id = await _started(coordinator)
     agent.plane.append(b"0123456789")
@@ -44,7 +45,9 @@ async def test_bytes_that_were_rotated_away_are_told_by_the_offset(coordinator: 
         assert (answer.headers["KP-Log-Offset"], await answer.read()) == ("5", b"56789")
 
 
-async def test_following_gives_bytes_as_they_come_and_ends_with_the_attempt(coordinator: Any, agent: StandIn) -> None:
+async def test_following_gives_bytes_as_they_come_and_ends_with_the_attempt(
+    coordinator: Coordinator, agent: StandIn
+) -> None:
     """`kernpool logs -f`."""
     job_id = await _started(coordinator)
     agent.plane.append(b"a\n")
@@ -56,7 +59,7 @@ async def test_following_gives_bytes_as_they_come_and_ends_with_the_attempt(coor
         assert await asyncio.wait_for(answer.content.read(), 5) == b"c"
 
 
-async def test_following_waits_for_the_start(coordinator: Any, enrol: Any) -> None:
+async def test_following_waits_for_the_start(coordinator: Coordinator, enrol: Enrol) -> None:
     """The log is asked for before any node is there."""
     job_id = await _submit(coordinator)
     status, problem = await coordinator.problem("GET", f"/api/v1/jobs/{job_id}/logs")
@@ -74,7 +77,7 @@ async def test_following_waits_for_the_start(coordinator: Any, enrol: Any) -> No
 
 
 async def test_following_survives_a_restart_of_the_agent_without_losing_or_repeating_a_byte(
-    coordinator: Any, agent: StandIn
+    coordinator: Coordinator, agent: StandIn
 ) -> None:
     """The agent is upgraded while a training runs; the job goes on and so does its log."""
     job_id = await _started(coordinator)
@@ -90,7 +93,7 @@ async def test_following_survives_a_restart_of_the_agent_without_losing_or_repea
     assert agent.plane.log_requests[-1] == "offset=7&follow=1"
 
 
-async def test_following_goes_on_when_the_node_cuts_one_answer(coordinator: Any, agent: StandIn) -> None:
+async def test_following_goes_on_when_the_node_cuts_one_answer(coordinator: Coordinator, agent: StandIn) -> None:
     """The data plane restarts while the link stands."""
     job_id = await _started(coordinator)
     agent.plane.append(b"0123456789", end=True)
@@ -101,7 +104,7 @@ async def test_following_goes_on_when_the_node_cuts_one_answer(coordinator: Any,
         assert await asyncio.wait_for(answer.content.read(), 5) == b"456789"
 
 
-async def test_a_log_that_goes_on_elsewhere_is_cut(coordinator: Any, agent: StandIn) -> None:
+async def test_a_log_that_goes_on_elsewhere_is_cut(coordinator: Coordinator, agent: StandIn) -> None:
     """While the link was away bytes were rotated away: only a new answer's head can tell the client so."""
     job_id = await _started(coordinator)
     agent.plane.append(b"before ")
@@ -118,7 +121,7 @@ async def test_a_log_that_goes_on_elsewhere_is_cut(coordinator: Any, agent: Stan
 
 
 async def test_a_node_that_does_not_come_back_ends_the_following_and_the_next_answer_says_why(
-    start: Any, tmp_path: Any
+    start: Start, tmp_path: Any
 ) -> None:
     """The machine burned down."""
     coordinator = await start(log_reconnect_s=1.0)
@@ -138,7 +141,7 @@ async def test_a_node_that_does_not_come_back_ends_the_following_and_the_next_an
     await agent.close()
 
 
-async def test_a_follower_that_hangs_up_ends_the_request_at_the_node(coordinator: Any, agent: StandIn) -> None:
+async def test_a_follower_that_hangs_up_ends_the_request_at_the_node(coordinator: Coordinator, agent: StandIn) -> None:
     """Ctrl-C of `logs -f`, while nothing is written."""
     job_id = await _started(coordinator)
     agent.plane.append(b"x")
@@ -149,7 +152,7 @@ async def test_a_follower_that_hangs_up_ends_the_request_at_the_node(coordinator
     await until(lambda: not coordinator.daemon.api.streams.running)
 
 
-async def test_an_unknown_job_or_rank_is_not_found(coordinator: Any, agent: StandIn) -> None:
+async def test_an_unknown_job_or_rank_is_not_found(coordinator: Coordinator, agent: StandIn) -> None:
     """A typo in the id."""
     assert (await coordinator.problem("GET", "/api/v1/jobs/j-999/logs"))[0] == 404
     job_id = await _started(coordinator)
@@ -157,13 +160,13 @@ async def test_an_unknown_job_or_rank_is_not_found(coordinator: Any, agent: Stan
 
 
 @pytest.mark.parametrize("query", ["offset=-1", "offset=x", "tail=-1", "follow=2", "index=-1", "lines=3"])
-async def test_a_wrong_query_is_refused(coordinator: Any, agent: StandIn, query: str) -> None:
+async def test_a_wrong_query_is_refused(coordinator: Coordinator, agent: StandIn, query: str) -> None:
     """Nothing is guessed."""
     status, problem = await coordinator.problem("GET", f"/api/v1/jobs/j-1/logs?{query}")
     assert (status, problem["code"]) in ((400, "invalid"), (404, "not_found"))
 
 
-async def test_waiting_for_a_job_ends_with_it(coordinator: Any, agent: StandIn) -> None:
+async def test_waiting_for_a_job_ends_with_it(coordinator: Coordinator, agent: StandIn) -> None:
     """A long poll: `launch` in the foreground."""
     job_id = await _started(coordinator)
     assert (await coordinator.json("GET", f"/api/v1/jobs/{job_id}/wait?timeout_s=0.05"))["state"] == "running"

@@ -4,6 +4,7 @@ import re
 from typing import Any
 
 import pytest
+from running import Coordinator
 
 from kernpool_coordinator.http.handlers import ROUTES
 from kernpool_coordinator.http.openapi import describe
@@ -43,7 +44,7 @@ def test_every_operation_has_an_id_of_its_own_and_its_path_parts() -> None:
     assert len(ids) == len(set(ids)) == len(ROUTES)
 
 
-async def test_it_is_served(coordinator: Any) -> None:
+async def test_it_is_served(coordinator: Coordinator) -> None:
     """curl .../openapi.json."""
     document = await coordinator.json("GET", "/api/v1/openapi.json")
     assert document["openapi"] == "3.1.0"

@@ -4,13 +4,14 @@ import asyncio
 import contextlib
 import gzip
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from running import Coordinator, Start
 
 
-async def _raw(coordinator: Any, data: bytes, *, timeout_s: float = 10.0) -> bytes:
+async def _raw(coordinator: Coordinator, data: bytes, *, timeout_s: float = 10.0) -> bytes:
     """Everything that comes back for these bytes until the connection is closed."""
     host, port = coordinator.daemon.api_address.host, coordinator.daemon.api_address.port
     reader, writer = await asyncio.open_connection(host, port)
@@ -30,7 +31,7 @@ def _problem(answer: bytes) -> Any:
     return json.loads(body)
 
 
-async def test_an_unknown_path_says_where_the_list_is(coordinator: Any) -> None:
+async def test_an_unknown_path_says_where_the_list_is(coordinator: Coordinator) -> None:
     """A typo in a URL."""
     status, problem = await coordinator.problem("GET", "/api/v1/job")
     assert (status, problem["code"]) == (404, "not_found")
@@ -38,14 +39,14 @@ async def test_an_unknown_path_says_where_the_list_is(coordinator: Any) -> None:
     assert set(problem) == {"code", "message", "hint", "details"}
 
 
-async def test_a_wrong_method_says_which_are_right(coordinator: Any) -> None:
+async def test_a_wrong_method_says_which_are_right(coordinator: Coordinator) -> None:
     """PATCH on a collection."""
     async with coordinator.request("PATCH", "/api/v1/jobs") as answer:
         assert (answer.status, answer.headers["Allow"]) == (405, "GET, POST")
         assert (await answer.json())["code"] == "method_not_allowed"
 
 
-async def test_a_body_over_the_limit_is_refused_before_it_is_sent(start: Callable[..., Awaitable[Any]]) -> None:
+async def test_a_body_over_the_limit_is_refused_before_it_is_sent(start: Start) -> None:
     """Content-Length tells already."""
     coordinator = await start(body_bytes_max=5000)
     status, problem = await coordinator.problem("POST", "/api/v1/jobs", data=b" " * 6000)
@@ -54,7 +55,7 @@ async def test_a_body_over_the_limit_is_refused_before_it_is_sent(start: Callabl
 
 
 async def test_a_chunked_body_over_the_limit_is_refused_where_it_passes_it(
-    start: Callable[..., Awaitable[Any]],
+    start: Start,
 ) -> None:
     """A client that does not say how much is coming."""
     coordinator = await start(body_bytes_max=5000)
@@ -67,7 +68,7 @@ async def test_a_chunked_body_over_the_limit_is_refused_where_it_passes_it(
     assert (status, problem["code"]) == (413, "too_large")
 
 
-async def test_a_compressed_body_is_refused(coordinator: Any) -> None:
+async def test_a_compressed_body_is_refused(coordinator: Coordinator) -> None:
     """A gigabyte of zeros is a megabyte of gzip."""
     body = gzip.compress(b"{}")
     status, problem = await coordinator.problem("POST", "/api/v1/jobs", data=body, headers={"Content-Encoding": "gzip"})
@@ -75,7 +76,7 @@ async def test_a_compressed_body_is_refused(coordinator: Any) -> None:
     assert "Content-Encoding" in problem["message"]
 
 
-async def test_a_body_with_a_mistake_names_the_field(coordinator: Any) -> None:
+async def test_a_body_with_a_mistake_names_the_field(coordinator: Coordinator) -> None:
     """The SDK shows key and message to its user."""
     status, problem = await coordinator.problem("POST", "/api/v1/sandboxes", json={"ttl_s": "soon", "coutn": 3})
     assert status == 400
@@ -84,13 +85,13 @@ async def test_a_body_with_a_mistake_names_the_field(coordinator: Any) -> None:
     assert "number" in details["ttl_s"]
 
 
-async def test_a_route_without_a_query_refuses_one(coordinator: Any) -> None:
+async def test_a_route_without_a_query_refuses_one(coordinator: Coordinator) -> None:
     """A parameter that is silently ignored would be believed."""
     status, problem = await coordinator.problem("GET", "/api/v1/info?verbose=1")
     assert (status, problem["code"]) == (400, "invalid")
 
 
-async def test_a_slow_body_is_given_up(coordinator: Any) -> None:
+async def test_a_slow_body_is_given_up(coordinator: Coordinator) -> None:
     """A client that announces a body and sends one byte of it holds nothing for ever."""
     head = (
         f"POST /api/v1/jobs HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {coordinator.token}\r\n"
@@ -101,7 +102,7 @@ async def test_a_slow_body_is_given_up(coordinator: Any) -> None:
     assert _problem(answer)["code"] == "timeout"
 
 
-async def test_a_slow_head_is_cut(coordinator: Any) -> None:
+async def test_a_slow_head_is_cut(coordinator: Coordinator) -> None:
     """Slowloris: a connection that sends its head byte by byte ends after header_wait_s."""
     host, port = coordinator.daemon.api_address.host, coordinator.daemon.api_address.port
     reader, writer = await asyncio.open_connection(host, port)
@@ -119,7 +120,7 @@ async def test_a_slow_head_is_cut(coordinator: Any) -> None:
     writer.close()
 
 
-async def test_an_idle_connection_is_closed(coordinator: Any) -> None:
+async def test_an_idle_connection_is_closed(coordinator: Coordinator) -> None:
     """Thousands of sockets that say nothing do not pile up."""
     assert await _raw(coordinator, b"", timeout_s=6.0) == b""
 
@@ -138,7 +139,9 @@ async def test_an_idle_connection_is_closed(coordinator: Any) -> None:
     ],
     ids=["tls", "no-version", "version", "two-lengths", "long-header", "long-target", "many-headers", "no-colon"],
 )
-async def test_bytes_that_are_no_http_get_a_problem_and_a_closed_connection(coordinator: Any, data: bytes) -> None:
+async def test_bytes_that_are_no_http_get_a_problem_and_a_closed_connection(
+    coordinator: Coordinator, data: bytes
+) -> None:
     """A TLS client on the plain port, a fuzzer, a smuggler."""
     answer = await _raw(coordinator, data)
     assert answer.startswith((b"HTTP/1.0 4", b"HTTP/1.1 4"))
@@ -149,7 +152,7 @@ async def test_bytes_that_are_no_http_get_a_problem_and_a_closed_connection(coor
     await coordinator.json("GET", "/api/v1/info")
 
 
-async def test_an_upgrade_where_there_is_none_is_an_ordinary_answer(coordinator: Any) -> None:
+async def test_an_upgrade_where_there_is_none_is_an_ordinary_answer(coordinator: Coordinator) -> None:
     """A WebSocket client dials the wrong path."""
     headers = {"Upgrade": "websocket", "Connection": "Upgrade", "Sec-WebSocket-Key": "AAAAAAAAAAAAAAAAAAAAAA=="}
     async with coordinator.request("GET", "/api/v1/info", headers=headers) as answer:
@@ -158,7 +161,7 @@ async def test_an_upgrade_where_there_is_none_is_an_ordinary_answer(coordinator:
     assert status == 404
 
 
-async def test_more_connections_than_allowed_are_refused_and_others_go_on(start: Callable[..., Awaitable[Any]]) -> None:
+async def test_more_connections_than_allowed_are_refused_and_others_go_on(start: Start) -> None:
     """A flood of connections takes no more memory than the bound."""
     coordinator = await start(connections_max=8)
     await coordinator.json("GET", "/api/v1/info")
@@ -177,7 +180,7 @@ async def test_more_connections_than_allowed_are_refused_and_others_go_on(start:
         writer.close()
 
 
-async def test_an_expectation_is_answered_before_the_body_comes(coordinator: Any) -> None:
+async def test_an_expectation_is_answered_before_the_body_comes(coordinator: Coordinator) -> None:
     """curl sends `Expect: 100-continue` with large bodies and waits; without an answer it loses a second."""
     host, port = coordinator.daemon.api_address.host, coordinator.daemon.api_address.port
     reader, writer = await asyncio.open_connection(host, port)
@@ -192,7 +195,7 @@ async def test_an_expectation_is_answered_before_the_body_comes(coordinator: Any
     writer.close()
 
 
-async def test_an_expectation_of_a_stranger_gets_the_refusal_at_once(coordinator: Any) -> None:
+async def test_an_expectation_of_a_stranger_gets_the_refusal_at_once(coordinator: Coordinator) -> None:
     """The body of somebody without a token is not even asked for."""
     answer = await _raw(
         coordinator, b"POST /api/v1/jobs HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\nExpect: 100-continue\r\n\r\n"

@@ -17,6 +17,7 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 ROOMS = ("agent", "client", "coordinator", "mesh", "sandbox", "tls")
+POLL_S = 0.02
 PATH = os.pathsep.join([*(str(ROOT / room) for room in ROOMS), os.environ.get("PYTHONPATH", "")])
 
 
@@ -41,7 +42,7 @@ class Process:
             assert self.popen.poll() is None, self.log.read_text()
             if self.endpoint_file.exists():
                 return dict(json.loads(self.endpoint_file.read_text()))
-            time.sleep(0.02)
+            time.sleep(POLL_S)
         raise AssertionError(self.log.read_text())
 
     def get(self, path: str) -> Any:

@@ -4,17 +4,18 @@ import asyncio
 import contextlib
 import io
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
 import pytest
-from standin import StandIn, until
+from running import Coordinator, MakeSandbox
+from standin import StandIn, standstill, until
 
 MIB = 1 << 20
 
 
-async def test_twenty_megabytes_go_up_and_down(coordinator: Any, agent: StandIn, sandbox: Any) -> None:
+async def test_twenty_megabytes_go_up_and_down(coordinator: Coordinator, agent: StandIn, sandbox: MakeSandbox) -> None:
     """A data set into a sandbox, a model out of it."""
     data = os.urandom(20 * MIB)
     path = f"/api/v1/sandboxes/{await sandbox()}/files?path=/data.bin"
@@ -26,7 +27,9 @@ async def test_twenty_megabytes_go_up_and_down(coordinator: Any, agent: StandIn,
         assert await answer.read() == data
 
 
-async def test_a_body_of_unknown_length_goes_up_in_chunks(coordinator: Any, agent: StandIn, sandbox: Any) -> None:
+async def test_a_body_of_unknown_length_goes_up_in_chunks(
+    coordinator: Coordinator, agent: StandIn, sandbox: MakeSandbox
+) -> None:
     """`tar c | curl -T -`."""
 
     async def parts() -> AsyncIterator[bytes]:
@@ -38,7 +41,9 @@ async def test_a_body_of_unknown_length_goes_up_in_chunks(coordinator: Any, agen
     assert len(agent.plane.files["/x"]) == 100_000
 
 
-async def test_the_node_gets_no_token_and_the_client_no_cookie(coordinator: Any, agent: StandIn, sandbox: Any) -> None:
+async def test_the_node_gets_no_token_and_the_client_no_cookie(
+    coordinator: Coordinator, agent: StandIn, sandbox: MakeSandbox
+) -> None:
     """A stolen node must learn no token; a page in a sandbox must not become a page of the API."""
     headers = {"Cookie": "session=1", "X-Forwarded-For": "1.2.3.4", "KP-Actor": "root", "Range": "bytes=0-1"}
     path = f"/api/v1/sandboxes/{await sandbox()}/files?path=/page.html"
@@ -54,7 +59,9 @@ async def test_the_node_gets_no_token_and_the_client_no_cookie(coordinator: Any,
     assert seen["Range"] == "bytes=0-1"
 
 
-async def test_the_stream_says_who_acts_on_what_with_which_verb(coordinator: Any, agent: StandIn, sandbox: Any) -> None:
+async def test_the_stream_says_who_acts_on_what_with_which_verb(
+    coordinator: Coordinator, agent: StandIn, sandbox: MakeSandbox
+) -> None:
     """The node checks every request against it."""
     sandbox_id = await sandbox()
     for method, tail, verb in (
@@ -70,7 +77,9 @@ async def test_the_stream_says_who_acts_on_what_with_which_verb(coordinator: Any
         assert stream.actor
 
 
-async def test_the_query_reaches_the_node_byte_for_byte(coordinator: Any, agent: StandIn, sandbox: Any) -> None:
+async def test_the_query_reaches_the_node_byte_for_byte(
+    coordinator: Coordinator, agent: StandIn, sandbox: MakeSandbox
+) -> None:
     """File names that are no UTF-8 and names with every awkward character."""
     import yarl
 
@@ -80,7 +89,9 @@ async def test_the_query_reaches_the_node_byte_for_byte(coordinator: Any, agent:
     assert agent.plane.seen[-1][0].partition("?")[2] == "path=/a%FF%20%2F%2B%26+b&x=%3D"
 
 
-async def test_an_error_of_the_node_comes_through_as_it_is(coordinator: Any, agent: StandIn, sandbox: Any) -> None:
+async def test_an_error_of_the_node_comes_through_as_it_is(
+    coordinator: Coordinator, agent: StandIn, sandbox: MakeSandbox
+) -> None:
     """One data plane, two doors: the Problem is the same by both."""
     path = f"/api/v1/sandboxes/{await sandbox()}/files"
     status, problem = await coordinator.problem("GET", f"{path}?path=/none")
@@ -89,7 +100,9 @@ async def test_an_error_of_the_node_comes_through_as_it_is(coordinator: Any, age
     assert (status, problem["code"]) == (507, "disk_full")
 
 
-async def test_output_comes_while_the_command_runs(coordinator: Any, agent: StandIn, sandbox: Any) -> None:
+async def test_output_comes_while_the_command_runs(
+    coordinator: Coordinator, agent: StandIn, sandbox: MakeSandbox
+) -> None:
     """`kernpool sandbox exec` shows lines as they come."""
     path = f"/api/v1/sandboxes/{await sandbox()}/exec"
     async with coordinator.request("POST", path, json={"argv": ["wait"]}) as answer:
@@ -100,7 +113,7 @@ async def test_output_comes_while_the_command_runs(coordinator: Any, agent: Stan
 
 
 async def test_a_client_that_hangs_up_ends_the_request_at_the_node(
-    coordinator: Any, agent: StandIn, sandbox: Any
+    coordinator: Coordinator, agent: StandIn, sandbox: MakeSandbox
 ) -> None:
     """Ctrl-C of an exec must not leave the command running."""
     path = f"/api/v1/sandboxes/{await sandbox()}/exec"
@@ -111,7 +124,7 @@ async def test_a_client_that_hangs_up_ends_the_request_at_the_node(
 
 
 async def test_an_answer_that_the_node_cuts_is_cut_for_the_client(
-    coordinator: Any, agent: StandIn, sandbox: Any
+    coordinator: Coordinator, agent: StandIn, sandbox: MakeSandbox
 ) -> None:
     """Half a file must never look like a whole one."""
     async with coordinator.request("GET", f"/api/v1/sandboxes/{await sandbox()}/files?path=/cut") as answer:
@@ -121,7 +134,9 @@ async def test_an_answer_that_the_node_cuts_is_cut_for_the_client(
             await answer.read()
 
 
-async def test_a_cut_upload_never_becomes_a_file(coordinator: Any, agent: StandIn, sandbox: Any) -> None:
+async def test_a_cut_upload_never_becomes_a_file(
+    coordinator: Coordinator, agent: StandIn, sandbox: MakeSandbox
+) -> None:
     """The client dies in the midst of an upload."""
     host, port = coordinator.daemon.api_address.host, coordinator.daemon.api_address.port
     _, writer = await asyncio.open_connection(host, port)
@@ -132,12 +147,11 @@ async def test_a_cut_upload_never_becomes_a_file(coordinator: Any, agent: StandI
     writer.write(head.encode() + b"x" * 500)
     await until(lambda: agent.plane.body_bytes == 500)
     writer.transport.abort()
-    await coordinator.json("GET", "/api/v1/info")
-    await asyncio.sleep(0.1)  # nothing is to happen
+    await asyncio.wait_for(agent.plane.cancelled.wait(), 5)
     assert "/half" not in agent.plane.files
 
 
-async def test_an_upload_waits_for_a_slow_node(coordinator: Any, agent: StandIn, sandbox: Any) -> None:
+async def test_an_upload_waits_for_a_slow_node(coordinator: Coordinator, agent: StandIn, sandbox: MakeSandbox) -> None:
     """The coordinator buffers little: a node that reads nothing stops the client."""
     sent = 0
 
@@ -156,11 +170,7 @@ async def test_an_upload_waits_for_a_slow_node(coordinator: Any, agent: StandIn,
     sandbox_id = await sandbox()
     task = asyncio.create_task(upload())
     await until(lambda: agent.plane.body_bytes > 0)
-    before = -1
-    while sent != before:  # until nothing moves
-        before = sent
-        await asyncio.sleep(0.3)
-    assert sent < 16 * MIB
+    assert await standstill(lambda: sent) < 16 * MIB
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await task
@@ -168,12 +178,14 @@ async def test_an_upload_waits_for_a_slow_node(coordinator: Any, agent: StandIn,
     await asyncio.wait_for(agent.plane.cancelled.wait(), 5)
 
 
-async def test_a_download_waits_for_a_slow_client(coordinator: Any, agent: StandIn, sandbox: Any) -> None:
+async def test_a_download_waits_for_a_slow_client(
+    coordinator: Coordinator, agent: StandIn, sandbox: MakeSandbox
+) -> None:
     """A client that stops reading stops the node, and others are served meanwhile."""
     sandbox_id = await sandbox()
     async with coordinator.request("GET", f"/api/v1/sandboxes/{sandbox_id}/files?path=/endless") as answer:
         await answer.content.readexactly(100_000)
-        await asyncio.sleep(0.3)
+        assert await standstill(lambda: agent.plane.sent_bytes) < 16 * MIB
         async with coordinator.request("GET", f"/api/v1/sandboxes/{sandbox_id}/files/list?path=/") as other:
             assert other.status == 200
         answer.close()
@@ -181,7 +193,9 @@ async def test_a_download_waits_for_a_slow_client(coordinator: Any, agent: Stand
 
 
 @pytest.mark.parametrize("tail", ["exec", "ports/80"])
-async def test_a_websocket_carries_frames_both_ways(coordinator: Any, agent: StandIn, sandbox: Any, tail: str) -> None:
+async def test_a_websocket_carries_frames_both_ways(
+    coordinator: Coordinator, agent: StandIn, sandbox: MakeSandbox, tail: str
+) -> None:
     """Interactive exec and port forwarding."""
     url = f"{coordinator.url}/api/v1/sandboxes/{await sandbox()}/{tail}"
     async with coordinator.session.ws_connect(url, headers=coordinator.headers, max_msg_size=0) as websocket:
@@ -198,31 +212,35 @@ async def test_a_websocket_carries_frames_both_ways(coordinator: Any, agent: Sta
         assert (closing.data, closing.extra) == (4000, "as you said")
 
 
-async def test_a_flood_of_frames_waits_for_the_client(coordinator: Any, agent: StandIn, sandbox: Any) -> None:
+async def test_a_flood_of_frames_waits_for_the_client(
+    coordinator: Coordinator, agent: StandIn, sandbox: MakeSandbox
+) -> None:
     """64 MiB of output to a terminal that is stopped for a moment."""
     url = f"{coordinator.url}/api/v1/sandboxes/{await sandbox()}/exec"
     async with coordinator.session.ws_connect(url, headers=coordinator.headers, max_msg_size=0) as websocket:
         await websocket.send_str("flood")
-        await asyncio.sleep(0.2)
         await coordinator.json("GET", "/api/v1/info")
         for _ in range(64):
             assert len((await websocket.receive(10)).data) == MIB
 
 
 async def test_a_websocket_client_that_vanishes_ends_the_node_s_side(
-    coordinator: Any, agent: StandIn, sandbox: Any
+    coordinator: Coordinator, agent: StandIn, sandbox: MakeSandbox
 ) -> None:
     """A laptop lid is closed."""
     url = f"{coordinator.url}/api/v1/sandboxes/{await sandbox()}/exec"
     async with coordinator.session.ws_connect(url, headers=coordinator.headers) as websocket:
         await websocket.send_str("x")
         await websocket.receive(5)
-        websocket._response.connection.transport.abort()
+        connection = websocket._response.connection
+        assert connection is not None
+        assert connection.transport is not None
+        connection.transport.abort()
         await asyncio.wait_for(agent.plane.cancelled.wait(), 5)
 
 
 async def test_an_upgrade_that_the_node_refuses_is_an_ordinary_error(
-    coordinator: Any, agent: StandIn, sandbox: Any
+    coordinator: Coordinator, agent: StandIn, sandbox: MakeSandbox
 ) -> None:
     """Nothing listens on that port inside."""
     headers = {
@@ -238,7 +256,7 @@ async def test_an_upgrade_that_the_node_refuses_is_an_ordinary_error(
 
 @pytest.mark.parametrize("port", ["0", "65536", "http", "-1", "1%2F..", "99999999999999999999"])
 async def test_a_port_that_is_none_never_reaches_the_node(
-    coordinator: Any, agent: StandIn, sandbox: Any, port: str
+    coordinator: Coordinator, agent: StandIn, sandbox: MakeSandbox, port: str
 ) -> None:
     """The path to the node is built here, from checked parts."""
     status, problem = await coordinator.problem("GET", f"/api/v1/sandboxes/{await sandbox()}/ports/{port}")
@@ -247,7 +265,7 @@ async def test_a_port_that_is_none_never_reaches_the_node(
 
 
 async def test_kept_alive_streams_are_shared_within_one_grant_only(
-    coordinator: Any, agent: StandIn, sandbox: Any
+    coordinator: Coordinator, agent: StandIn, sandbox: MakeSandbox
 ) -> None:
     """Pooling must never lend one actor's or verb's stream to another."""
     one, other = await sandbox(), await sandbox()
@@ -263,13 +281,15 @@ async def test_kept_alive_streams_are_shared_within_one_grant_only(
     assert await stream_of(other, "files/list?path=/") is not first
 
 
-async def test_an_unknown_sandbox_is_not_found(coordinator: Any, agent: StandIn) -> None:
+async def test_an_unknown_sandbox_is_not_found(coordinator: Coordinator, agent: StandIn) -> None:
     """It was removed a moment ago."""
     status, problem = await coordinator.problem("POST", "/api/v1/sandboxes/sb-none/exec", json={"argv": ["x"]})
     assert (status, problem["code"]) == (404, "not_found")
 
 
-async def test_a_node_that_is_away_is_said_to_be_unreachable(coordinator: Any, agent: StandIn, sandbox: Any) -> None:
+async def test_a_node_that_is_away_is_said_to_be_unreachable(
+    coordinator: Coordinator, agent: StandIn, sandbox: MakeSandbox
+) -> None:
     """The agent is being upgraded: the sandbox lives, it cannot be reached for a moment."""
     sandbox_id = await sandbox()
     await agent.drop()
@@ -282,7 +302,9 @@ async def test_a_node_that_is_away_is_said_to_be_unreachable(coordinator: Any, a
         assert answer.status == 200
 
 
-async def test_a_link_that_breaks_in_an_exec_cuts_the_answer(coordinator: Any, agent: StandIn, sandbox: Any) -> None:
+async def test_a_link_that_breaks_in_an_exec_cuts_the_answer(
+    coordinator: Coordinator, agent: StandIn, sandbox: MakeSandbox
+) -> None:
     """The agent is killed while a command runs: the client must see that it does not know the end."""
     path = f"/api/v1/sandboxes/{await sandbox()}/exec"
     async with coordinator.request("POST", path, json={"argv": ["wait"]}) as answer:
@@ -293,7 +315,7 @@ async def test_a_link_that_breaks_in_an_exec_cuts_the_answer(coordinator: Any, a
 
 
 async def test_many_requests_at_once_do_not_wait_for_each_other(
-    coordinator: Any, agent: StandIn, sandbox: Callable[..., Awaitable[str]]
+    coordinator: Coordinator, agent: StandIn, sandbox: MakeSandbox
 ) -> None:
     """One slow exec among a hundred quick ones."""
     sandbox_id = await sandbox()

@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 import aiohttp
 from aiohttp import web
@@ -43,10 +43,16 @@ from kernpool_mesh.messages import (
     Welcome,
 )
 from kernpool_mesh.reasons import EndReason
+from kernpool_mesh.stream import LinkStream
 from kernpool_mesh.transport import serve_stream, stream_of
 from kernpool_mesh.websocket import connect_websocket
 from kernpool_tls.contexts import client_context
 from kernpool_tls.names import COORDINATOR_DNS_NAME
+
+POLL_S: Final = 0.01
+BEAT_S: Final = 0.1
+QUIET_S: Final = 0.3
+"""A number that did not change for so long stands still."""
 
 MessageT = TypeVar("MessageT", bound=Message)
 
@@ -65,8 +71,21 @@ async def until(condition: Callable[[], Any], what: str = "", timeout_s: float =
         result = condition()
         if await result if asyncio.iscoroutine(result) else result:
             return
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(POLL_S)
     raise AssertionError(f"not within {timeout_s} s: {what or condition}")
+
+
+async def standstill(number: Callable[[], int], timeout_s: float = 10.0) -> int:
+    """Wait until `number()` moves no more; what it is then."""
+    deadline_s = time.monotonic() + timeout_s
+    last, since_s = number(), time.monotonic()
+    while time.monotonic() < deadline_s:
+        await asyncio.sleep(POLL_S)
+        if number() != last:
+            last, since_s = number(), time.monotonic()
+        elif time.monotonic() - since_s > QUIET_S:
+            return last
+    raise AssertionError(f"still moving after {timeout_s} s, at {last}")
 
 
 async def post(url: str, ca_pem: str, path: str, body: Any) -> tuple[int, Any]:
@@ -144,7 +163,7 @@ class StandIn:
         link = Link(await self.connect(), Side.AGENT)
         self.connection = link
         await self.plane.start()
-        link.on_stream(lambda stream: serve_stream(stream, self.plane.protocol))
+        link.on_stream(self.plane.serve)
         hello = Hello(1, 1, self.node_id, self.incarnation, "boot", "0.1.0")
         try:
             await link.send(hello)
@@ -180,7 +199,7 @@ class StandIn:
             while link.end is None:
                 seq += 1
                 link.send_nowait(Heartbeat(seq, Resources(64_000, 64_000, 64_000, 0)))
-                await asyncio.sleep(0.1)
+                await asyncio.sleep(BEAT_S)
 
     def _take(self, link: Link, message: Message) -> None:
         self.received.append(message)
@@ -271,6 +290,8 @@ class Plane:
         """(path with query, headers, stream) of every request."""
         self.body_bytes = 0
         """Of the upload that runs."""
+        self.sent_bytes = 0
+        """Of the endless download."""
         self.gate = asyncio.Event()
         """What waits, waits for it."""
         self.cancelled = asyncio.Event()
@@ -300,10 +321,10 @@ class Plane:
         if self._runner is not None:
             await self._runner.cleanup()
 
-    def protocol(self) -> asyncio.BaseProtocol:
+    def serve(self, stream: LinkStream) -> None:
         assert self._runner is not None
         assert self._runner.server is not None
-        return self._runner.server()
+        serve_stream(stream, self._runner.server)
 
     def append(self, data: bytes, *, end: bool = False) -> None:
         """Let the log grow."""
@@ -340,6 +361,7 @@ class Plane:
             try:
                 while True:
                     await response.write(b"x" * 65536)
+                    self.sent_bytes += 65536
             except (asyncio.CancelledError, ConnectionError):
                 self.cancelled.set()
                 raise
