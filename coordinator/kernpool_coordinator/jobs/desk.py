@@ -12,7 +12,7 @@ from typing import Final, assert_never, final
 
 from kernpool_coordinator.clusters.rows import delete_cluster, put_cluster
 from kernpool_coordinator.core.clock import Clock, Now
-from kernpool_coordinator.errors import BusyError, CoordinatorError, StoreError, UnreachableError
+from kernpool_coordinator.errors import BusyError, CoordinatorError, StoreError, TooLargeError, UnreachableError
 from kernpool_coordinator.events.commits import Commits
 from kernpool_coordinator.events.log import Event, EventLog
 from kernpool_coordinator.jobs.environment import GRACE_S, start_message
@@ -225,8 +225,8 @@ class JobDesk:
             return  # the node's next snapshot, or its absence, decides
         except BusyError:
             self._later.append(order)
-        except StoreError as error:
-            self.settle(self.scheduler.jobs.start_answered(key, "internal", error.message, self._clock.now()))
+        except (StoreError, TooLargeError) as error:
+            self.settle(self.scheduler.jobs.start_answered(key, "invalid", error.message, self._clock.now()))
         else:
             attempt.sent = True
             attempt.sends += 1

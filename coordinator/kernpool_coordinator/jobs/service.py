@@ -80,9 +80,14 @@ class JobService:
         # A task of its own: a caller that hangs up must not leave a job half accepted.
         task = asyncio.create_task(self._accept(job, instructions, key), name=f"accept {job.id}")
         self._submitting[job.number] = task
-        task.add_done_callback(lambda _: self._submitting.pop(job.number, None))
+        task.add_done_callback(lambda done: self._accepted(job, done))
         await asyncio.shield(task)
         return job_body(job)
+
+    def _accepted(self, job: Job, done: asyncio.Task[None]) -> None:
+        del self._submitting[job.number]
+        if not done.cancelled():
+            done.exception()  # the caller has it, unless it hung up and nobody wants to know
 
     def _used_key(self, actor: Actor, body: SubmitJob) -> UsedKey | None:
         if not body.idempotency_key:
