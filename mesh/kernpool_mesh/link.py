@@ -6,14 +6,12 @@ task (`run`) reads and hands out. Messages beyond a frame travel as fragments; n
 
 import asyncio
 import logging
-import os
-import socket
 from collections import deque
 from collections.abc import Sequence
 from typing import Final, final
 
 import aiohttp
-from aiohttp import WSMsgType, web
+from aiohttp import WSMsgType
 
 from kernpool_mesh.codec import MESSAGE_BYTES_MAX, decode, encode
 from kernpool_mesh.errors import (
@@ -35,12 +33,12 @@ from kernpool_mesh.messages import (
 )
 from kernpool_mesh.stream import LinkStream
 from kernpool_mesh.streamtable import Side, StreamTable
+from kernpool_mesh.websocket import WebSocket, bound_silence, drop_connection
 
 __all__ = ["Handler", "Link", "LinkConfig", "LinkEnd", "LinkEndCause", "Side", "StreamHandler", "WebSocket"]
 
 _log = logging.getLogger(__name__)
 
-WebSocket = web.WebSocketResponse | aiohttp.ClientWebSocketResponse
 
 FRAME_OVERHEAD_BYTES: Final = 32
 """msgpack and WebSocket heads: a chunk and both still fit a frame and one TLS record."""
@@ -92,6 +90,7 @@ class Link:
         """Everything queued was handed to the connection."""
         self._frames_sent = 0
         self._watch: asyncio.TimerHandle | None = None
+        bound_silence(websocket, self._config.send_timeout_s)
         self._writer = self._loop.create_task(self._write(), name=f"write {self.name}")
 
     def __repr__(self) -> str:
@@ -446,15 +445,7 @@ class Link:
         self._finish(LinkEndCause.CLOSED_HERE, f"this side closed the link{said}")
 
     def _drop_connection(self) -> None:
-        """Break the connection at once: a close that waits for a silent peer would keep the descriptor for minutes."""
-        transport_socket = self._websocket.get_extra_info("socket")
-        if transport_socket is None or transport_socket.fileno() < 0:
-            return
-        with socket.socket(fileno=os.dup(transport_socket.fileno())) as duplicate:
-            try:
-                duplicate.shutdown(socket.SHUT_RDWR)
-            except OSError as error:
-                _log.debug("%s: it was gone already: %s", self.name, error)
+        drop_connection(self._websocket)
 
 
 def _cut(text: bytes, size: int) -> bytes:

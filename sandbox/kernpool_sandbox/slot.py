@@ -13,6 +13,8 @@ from kernpool_sandbox.pipes import Dropped, PipeReader
 from kernpool_sandbox.runner import Execution, disk_is_full
 
 FORGET_AFTER_S = 0.05
+FORGET_AT_ONCE = 16
+"""PID 1 keeps at most 256 commands, running or not yet forgotten."""
 
 
 @final
@@ -126,6 +128,8 @@ class Slot:
         if not self._over:
             self._loop.call_later(FORGET_AFTER_S, self._forget_all)
         self._over.append(exec_id)
+        if len(self._over) >= FORGET_AT_ONCE:
+            self._forget_all()
 
     def _forget_all(self) -> None:
         over, self._over = self._over, []

@@ -14,7 +14,7 @@ import uvloop
 from aiohttp import web
 
 from kernpool_mesh.link import Link, LinkConfig, LinkEnd, Side
-from kernpool_mesh.messages import Message
+from kernpool_mesh.messages import FRAME_BYTES_MAX, Message
 from kernpool_mesh.websocket import connect_websocket, server_websocket
 from kernpool_tls.authority import Authority
 from kernpool_tls.contexts import client_context, node_listener_context
@@ -112,15 +112,18 @@ class Dial:
         self._identities = identities
         self._stack = stack
 
-    async def websockets(self) -> tuple[web.WebSocketResponse, aiohttp.ClientWebSocketResponse]:
+    async def websockets(
+        self, frame_bytes_max: int = FRAME_BYTES_MAX
+    ) -> tuple[web.WebSocketResponse, aiohttp.ClientWebSocketResponse]:
         """The coordinator's and the agent's WebSocket, connected, with no link on either."""
-        server = await self._stack.enter_async_context(_server(self._identities))
+        server = await self._stack.enter_async_context(_server(self._identities, frame_bytes_max))
         session = await self._stack.enter_async_context(aiohttp.ClientSession())
         client = await connect_websocket(
             session,
             f"https://127.0.0.1:{server.port}/node/v1/link",
             ssl_context=client_context(self._identities.ca_pem, self._identities.node_file),
             server_hostname=COORDINATOR_DNS_NAME,
+            frame_bytes_max=frame_bytes_max,
         )
         self._stack.push_async_callback(client.close)
         return await server.websocket, client
@@ -136,7 +139,7 @@ class Dial:
 
     async def links(self, config: LinkConfig | None = None, *, run: bool = True) -> Links:
         """Both ends of a link, running unless said otherwise."""
-        server, client = await self.websockets()
+        server, client = await self.websockets((config or LinkConfig()).frame_bytes_max)
         ends = Links(
             End(Link(server, Side.COORDINATOR, config=config, name="node n-test")),
             End(Link(client, Side.AGENT, config=config, name="coordinator")),
@@ -154,7 +157,7 @@ class _Server:
     websocket: "asyncio.Future[web.WebSocketResponse]"
 
 
-def _server(identities: Identities) -> AbstractAsyncContextManager[_Server]:
+def _server(identities: Identities, frame_bytes_max: int) -> AbstractAsyncContextManager[_Server]:
     @asynccontextmanager
     async def serve() -> AsyncIterator[_Server]:
         loop = asyncio.get_running_loop()
@@ -162,7 +165,7 @@ def _server(identities: Identities) -> AbstractAsyncContextManager[_Server]:
         over = asyncio.Event()
 
         async def accept(request: web.Request) -> web.WebSocketResponse:
-            websocket = server_websocket()
+            websocket = server_websocket(frame_bytes_max)
             await websocket.prepare(request)
             accepted.set_result(websocket)
             await over.wait()

@@ -1,18 +1,22 @@
 """Messages over a link: order, limits, and every way in which it ends."""
 
 import asyncio
+import gc
 import logging
+import os
+import socket
 import ssl
 from typing import TYPE_CHECKING
 
 import aiohttp
 import msgpack
+import psutil
 import pytest
 from aiohttp import WSMsgType
 
 from kernpool_mesh.codec import decode, encode
 from kernpool_mesh.errors import LinkBusyError, LinkClosedError, MessageTooLargeError
-from kernpool_mesh.link import LinkConfig, LinkEndCause
+from kernpool_mesh.link import Link, LinkConfig, LinkEndCause, Side
 from kernpool_mesh.messages import (
     FRAME_BYTES_MAX,
     Fragment,
@@ -344,3 +348,26 @@ async def test_the_dialler_s_errors_name_the_address() -> None:
     async with aiohttp.ClientSession() as session:
         with pytest.raises(LinkClosedError, match=r"cannot reach https://127\.0\.0\.1:1/x"):
             await connect_websocket(session, "https://127.0.0.1:1/x", ssl_context=context)
+
+
+async def test_a_host_that_vanishes_is_noticed_by_the_kernel(dial: "Dial") -> None:
+    """Power loss sends no farewell; TCP alone would retransmit for a quarter of an hour."""
+    server, client = await dial.websockets()
+    links = [Link(server, Side.COORDINATOR), Link(client, Side.AGENT, config=LinkConfig(send_timeout_s=5.0))]
+    for websocket, timeout_ms in ((server, 30_000), (client, 5_000)):
+        fileno = websocket.get_extra_info("socket").fileno()
+        with socket.socket(fileno=os.dup(fileno)) as connection:
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == timeout_ms
+    await asyncio.gather(*(link.close() for link in links))
+
+
+@pytest.mark.asyncio(loop_factories=["uvloop"])
+async def test_an_idle_link_costs_little_memory_on_uvloop(dial: "Dial") -> None:
+    """Ten thousand agents link to one coordinator; on asyncio's own TLS each end of a link would cost 290 KiB."""
+    await dial.links()
+    gc.collect()
+    before = psutil.Process().memory_info().rss
+    pairs = [await dial.links() for _ in range(60)]
+    gc.collect()
+    grown_kib = (psutil.Process().memory_info().rss - before) / 1024
+    assert grown_kib / len(pairs) < 250, "both ends of a link, and a server and a session for each"

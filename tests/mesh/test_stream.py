@@ -343,3 +343,14 @@ async def test_small_reads_give_small_pieces(dial: "Dial") -> None:
     stream.write(b"abcdefgh")
     stream.write_eof()
     assert [await stream.read(3) for _ in range(4)] == [b"abc", b"def", b"gh", b""]
+
+
+async def test_a_bulk_link_takes_larger_frames_and_more_credit(dial: "Dial") -> None:
+    """Large transfers open connections of their own, with 256 KiB frames (DECISIONS 19)."""
+    config = LinkConfig(frame_bytes_max=256 * 1024, stream_credit_bytes=4 << 20)
+    links = await dial.links(config)
+    serve(links.agent.link, echo)
+    stream = links.coordinator.link.open_stream("ann", "o", [])
+    stream.write(b"x" * (8 << 20))
+    stream.write_eof()
+    assert len(await read_all(stream)) == 8 << 20

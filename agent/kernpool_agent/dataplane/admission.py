@@ -16,8 +16,8 @@ class AdmissionLimits:
 
     requests_max: int = 4096
     """Requests in flight on the node, followers of logs and open ports included."""
-    per_object_max: int = 1024
-    """Requests in flight on one sandbox or job."""
+    per_object_max: int = 240
+    """Requests in flight on one sandbox or job; a sandbox's PID 1 keeps 256 commands, running or just ended."""
 
 
 @final

@@ -7,6 +7,8 @@ from aiohttp import web
 
 from kernpool_agent.dataplane.problems import ProblemError
 
+_FLUSH_S: Final = 10.0
+"""How long a client may take for the last bytes of an answer that is cut."""
 STARTED: Final = web.RequestKey("kernpool.started", bool)
 """Set on a request once its answer's head is on the wire: from then on an error can only cut it."""
 
@@ -26,7 +28,7 @@ class StreamedAnswer:
             self._response.content_length = length
 
     async def start(self) -> None:
-        """Send the head now (it goes out together with the first bytes when those follow at once)."""
+        """Send the head now."""
         if not self._response.prepared:
             self._request[STARTED] = True
             await self._response.prepare(self._request)
@@ -45,9 +47,11 @@ class StreamedAnswer:
 
 
 def cut(request: web.Request) -> None:
-    """Break the connection of an answer that cannot be finished."""
-    if request.transport is not None:
-        request.transport.abort()
+    """Break the connection of an answer that cannot be finished: after what is queued, without the end mark."""
+    transport = request.transport
+    request.protocol.force_close()  # also keeps aiohttp from writing another answer behind this one
+    if transport is not None:
+        request.loop.call_later(_FLUSH_S, transport.abort)
 
 
 async def stream_all(answer: StreamedAnswer, parts: AsyncIterator[bytes]) -> web.StreamResponse:

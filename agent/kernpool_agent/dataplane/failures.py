@@ -38,6 +38,8 @@ _OF_ERRNO: Final[Mapping[int, tuple[int, str]]] = {
     errno.EINVAL: (400, "invalid"),
     errno.ELOOP: (400, "invalid"),
     errno.ENAMETOOLONG: (400, "invalid"),
+    errno.ENXIO: (400, "invalid"),
+    errno.ENODEV: (400, "invalid"),
     errno.EFBIG: (413, "too_large"),
     errno.ENOSPC: (507, "disk_full"),
     errno.EDQUOT: (507, "disk_full"),

@@ -4,13 +4,14 @@ from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
 
-from kernpool_agent.dataplane.answers import StreamedAnswer, cut, query_flag, query_int
-from kernpool_agent.dataplane.problems import invalid
+from kernpool_agent.dataplane.answers import StreamedAnswer, query_flag, query_int
+from kernpool_agent.dataplane.problems import ProblemError, invalid
 
 if TYPE_CHECKING:
     from kernpool_agent.dataplane.plane import DataPlane
     from kernpool_agent.jobs.log import JobLog
 
+CONTENT_TYPE: Final = "application/octet-stream"
 OFFSET_HEADER: Final = "KP-Log-Offset"
 """Offset of the first byte sent: greater than the one asked for when the bytes before it were rotated away."""
 FENCE_HEADER: Final = "KP-Log-Fence"
@@ -28,14 +29,16 @@ async def read_log(plane: "DataPlane", request: web.Request, job_id: str) -> web
     with plane.jobs.log(job_id, int(index_text)) as log:
         offset = _first_offset(request, log)
         end = log.end_offset
+        # Read before the head goes out: from now on rotation cannot take the segment that the answer begins in.
+        data, following = log.read(offset)
+        offset = following - len(data)
         headers = {OFFSET_HEADER: str(offset), FENCE_HEADER: str(log.fence)}
-        length = None if follow else max(0, end - offset)
-        answer = StreamedAnswer(request, "application/octet-stream", headers, length)
+        answer = StreamedAnswer(request, CONTENT_TYPE, headers, None if follow else max(0, end - offset))
         await answer.start()
-        whole = await _follow(answer, log, offset) if follow else await _send_until(answer, log, offset, end)
+        whole = await (_follow(answer, log, offset) if follow else _send_until(answer, log, offset, end))
         if not whole:
             # Rotation overtook a slow reader. It comes back with its offset and reads in the header what is lost.
-            cut(request)
+            raise ProblemError(410, "rotated", f"the log of {job_id} rotates faster than it is read")
         return await answer.finish()
 
 

@@ -30,6 +30,7 @@ class DataServer:
         runner = web.AppRunner(
             app,
             handler_cancellation=True,
+            auto_decompress=False,
             access_log=None,
             keepalive_timeout=KEEPALIVE_S,
             lingering_time=_LINGER_S,

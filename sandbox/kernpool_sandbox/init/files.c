@@ -290,7 +290,7 @@ static _Noreturn void helper_main(const struct init *init, const struct frame *f
 	out_u64(&out, TAG_MOVED, job.moved);
 	if (err < 0)
 		out_str(&out, TAG_DETAIL, job.path);
-	out_send(init->control, &out, NULL, 0);
+	out_send_within(init->control, &out, NULL, 0, ANSWER_WAIT_MS);
 	_exit(0);
 }
 

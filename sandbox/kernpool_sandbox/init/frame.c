@@ -2,6 +2,7 @@
 #include "frame.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -254,4 +255,13 @@ int out_send(int sock, const struct out *o, const int *fds, int nfds)
 		memcpy(CMSG_DATA(c), fds, sizeof(int) * (size_t)nfds);
 	}
 	return sendmsg(sock, &msg, MSG_DONTWAIT | MSG_NOSIGNAL) < 0 ? -errno : 0;
+}
+
+int out_send_within(int sock, const struct out *o, const int *fds, int nfds, int wait_ms)
+{
+	struct pollfd writable = {sock, POLLOUT, 0};
+	int err = out_send(sock, o, fds, nfds);
+	while (err == -EAGAIN && poll(&writable, 1, wait_ms) > 0)
+		err = out_send(sock, o, fds, nfds);
+	return err;
 }

@@ -77,7 +77,8 @@ bool init_send(struct init *init, const struct out *out, const int *fds, int nfd
 {
 	if (init->control < 0)
 		return false;
-	bool sent = out_send(init->control, out, fds, nfds) == 0;
+	/* Many requests at once have many answers: an agent that reads gets them all, one that is stuck is dropped. */
+	bool sent = out_send_within(init->control, out, fds, nfds, ANSWER_WAIT_MS) == 0;
 	if (!sent)
 		drop_control(init);
 	return sent;

@@ -58,3 +58,7 @@ def _sources_digest() -> str:
     for path in sorted(SOURCE_DIR.glob("*.[ch]")):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()
+
+
+if __name__ == "__main__":
+    print(find())  # noqa: T201 - `make` wants it built, and people want to know where

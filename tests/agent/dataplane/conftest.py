@@ -97,8 +97,8 @@ class Node:
         """Make a sandbox of this machine's own image and return its id."""
         self.sandboxes += 1
         sandbox_id = f"sb-{os.getpid():x}{self.sandboxes:08d}".ljust(19, "a")[:19]
-        template = options.pop("template", Template(limits=Limits(memory_mib=256, disk_mib=256, pids=256)))
-        await self.runtime.create(sandbox_id, template, ttl_s=options.pop("ttl_s", 120.0), **options)
+        template = options.pop("template", Template(limits=Limits(memory_mib=256, disk_mib=256, pids=2000)))
+        await self.runtime.create(sandbox_id, template, ttl_s=options.pop("ttl_s", 1200.0), **options)
         return sandbox_id
 
     async def job(self, run: str, **options: Any) -> str:
@@ -126,7 +126,9 @@ def own_user() -> User:
 async def node(tmp_path_factory: pytest.TempPathFactory, trust: Trust) -> AsyncIterator[Node]:
     state_dir = tmp_path_factory.mktemp("n")
     async with AsyncExitStack() as stack:
-        runtime = await SandboxRuntime.open(RuntimeConfig(state_dir), on_update=lambda _statuses: None)
+        runtime = await SandboxRuntime.open(
+            RuntimeConfig(state_dir, job_ids=((os.geteuid(), os.geteuid()),)), on_update=lambda _statuses: None
+        )
         stack.push_async_callback(runtime.shutdown)
         if not runtime.isolation.isolation:
             pytest.skip(f"no sandboxes here: {'; '.join(runtime.isolation.problems)}")

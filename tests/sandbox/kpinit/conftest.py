@@ -48,6 +48,7 @@ RANGE = 65536
 PASSWD = b"root:x:0:0::/root:/bin/sh\nbob:x:1000:1000::/home/bob:/bin/sh\n"
 GROUP = b"root:x:0:\nbob:x:1000:\nstaff:x:50:bob\n"
 DEADLINE_S = 20.0
+POLL_S = 0.005
 
 
 async def poll(condition: Callable[[], object], what: str, deadline_s: float = DEADLINE_S) -> None:
@@ -55,7 +56,7 @@ async def poll(condition: Callable[[], object], what: str, deadline_s: float = D
     end = asyncio.get_running_loop().time() + deadline_s
     while not condition():
         assert asyncio.get_running_loop().time() < end, f"not within {deadline_s} s: {what}"
-        await asyncio.sleep(0.005)
+        await asyncio.sleep(POLL_S)
 
 
 def base_ops(*, idmap: bool, extra: tuple[MountOp, ...] = ()) -> tuple[MountOp, ...]:
@@ -141,7 +142,7 @@ class Box:
             rows = {row.exec_id: row for row in await self.client.list()}
             if exec_id in rows and not rows[exec_id].running:
                 return rows[exec_id]
-            await asyncio.sleep(0.005)
+            await asyncio.sleep(POLL_S)
         raise AssertionError(f"exec {exec_id} did not end")
 
     async def run(self, *argv: str, stdin: bytes | None = None, ack: bool = True, **spec: object) -> Result:
@@ -190,7 +191,7 @@ class Node:
                 self.client = await SpawnerClient.connect(self.config.socket_path, self._on_event)
             except GoneError:
                 assert asyncio.get_running_loop().time() < end, "the spawner did not come up"
-                await asyncio.sleep(0.005)
+                await asyncio.sleep(POLL_S)
             else:
                 return
 
@@ -223,7 +224,7 @@ class Node:
 
     async def box(self, *extra: MountOp, **fields: object) -> Box:
         """Make a sandbox and claim it for a minute."""
-        box = await self.park(*extra, **fields)
+        box = await self.park(*extra, **fields)  # type: ignore[arg-type]
         await box.client.claim("token", ttl_s=60)
         return box
 
@@ -302,6 +303,12 @@ async def node(state_dir: Path, kp_init: Path) -> AsyncIterator[Node]:
     """A spawner as the user of the tests: privileged when that is root."""
     async with _node(state_dir, kp_init, os.geteuid()) as node:
         yield node
+
+
+@pytest.fixture
+def make_node(state_dir: Path) -> "Callable[[Path], contextlib.AbstractAsyncContextManager[Node]]":
+    """A spawner of another build of the program."""
+    return lambda program: _node(state_dir, program, os.geteuid())
 
 
 @pytest.fixture
