@@ -72,13 +72,11 @@ def spawn() -> int:
             wall_s = time.monotonic() - began
             good = [item for item in batch if item.result is not None and item.result.exit_code == 0]
             bad = [item for item in batch if item.error is not None]
-        first_ms = sorted(item.result.first_output_ms or 0.0 for item in good if item.result)
-        parked = sum(1 for item in good if item.sandbox and item.sandbox.parked)
+        first_ms = sorted(item.result.first_output_ms or 0.0 for item in good if item.result is not None)
+        parked = len([item for item in good if item.sandbox is not None and item.sandbox.parked])
         rows.append((len(good), parked, first_ms, wall_s))
         if len(good) != SANDBOXES:
-            print(
-                f"{SANDBOXES - len(good)} of {SANDBOXES} did not do their work: {bad[0].error if bad else 'see above'}"
-            )
+            print(f"{SANDBOXES - len(good)} of {SANDBOXES} did not do their work: {bad[0] if bad else 'see above'}")
             return 1
     print_table(rows)
     return 0

@@ -19,10 +19,12 @@ RESULT_BYTES_MAX = 3 << 20
 
 @final
 class ItemCollector:
-    """Collects the items of one request and sends them in order of readiness."""
+    """Collects the items of one request and sends them in order of readiness; the last message says so."""
 
-    def __init__(self, request_id: int, send: Callable[[SandboxItems], Awaitable[bool]]) -> None:
+    def __init__(self, request_id: int, count: int, send: Callable[[SandboxItems], Awaitable[bool]]) -> None:
         self._request_id = request_id
+        self._missing = count
+        """Sandboxes whose last word is still to come."""
         self._send = send
         self._waiting: dict[str, SandboxItem] = {}
         """Items not yet sent, by sandbox; a result that comes meanwhile joins its status."""
@@ -38,19 +40,19 @@ class ItemCollector:
             self._timer = asyncio.get_running_loop().call_later(STATUS_WAIT_S, self._flush_soon)
 
     def add(self, item: SandboxItem) -> None:
-        """Add an item that should go at once."""
+        """Add the last word about a sandbox; it goes at once."""
         status = self._waiting.get(item.sandbox_id)
         if status is not None and item.status is None:
             item = SandboxItem(item.sandbox_id, status.status, item.result, item.error, status.ready_ms)
         self._waiting[item.sandbox_id] = item
+        self._missing -= 1
         self._flush_soon()
 
     async def finish(self) -> None:
-        """Send what waits and say that it was the last."""
-        self._flush_soon()
-        assert self._flusher is not None
-        await self._flusher
-        await self._send(SandboxItems(self._request_id, [], done=True))
+        """Wait until everything is sent; called once the last word about each sandbox was added."""
+        assert self._missing == 0, f"{self._missing} sandboxes of request {self._request_id} have no answer"
+        if self._flusher is not None:
+            await self._flusher
 
     def _flush_soon(self) -> None:
         if self._timer is not None:
@@ -63,8 +65,11 @@ class ItemCollector:
         try:
             while self._waiting:
                 items, self._waiting = list(self._waiting.values()), {}
-                for batch in batches(items):
+                *earlier, last = batches(items)
+                for batch in earlier:
                     await self._send(SandboxItems(self._request_id, batch))
+                done = self._missing == 0 and not self._waiting
+                await self._send(SandboxItems(self._request_id, last, done))
         finally:
             self._flusher = None
 

@@ -56,6 +56,7 @@ class Node:
     gpus: GpuClient
     inventory: InventoryTaker
     metrics: Metrics
+    ownership: "_Ownership"
 
     @property
     def sandboxes_running(self) -> int:
@@ -66,7 +67,7 @@ class Node:
         """End every job and sandbox and the spawner; returns when nothing of them is left."""
         log.info("ending all work on this node")
         await self.attempts.end_all()
-        await self.runtime.shutdown()
+        await self.ownership.end()
 
 
 @asynccontextmanager
@@ -95,7 +96,8 @@ async def open_node(config: Config) -> AsyncIterator[Node]:
         early = _EarlyUpdates()
         user = owner.job_user(allowed, config.jobs_as)
         runtime = await SandboxRuntime.open(runtime_config(config, allowed, user), on_update=early.on_update)
-        stack.push_async_callback(runtime.close)
+        ownership = _Ownership(runtime)
+        stack.push_async_callback(ownership.let_go)
         sandboxes = Sandboxes(
             runtime=runtime,
             capacity=capacity,
@@ -124,8 +126,26 @@ async def open_node(config: Config) -> AsyncIterator[Node]:
         inventory = InventoryTaker(config, allowed, gpus, runtime.isolation)
         yield Node(
             config, allowed, state_dir, uplink, clock, capacity, journal, runtime, jobs, attempts, sandboxes, gpus,
-            inventory, metrics,
+            inventory, metrics, ownership,
         )  # fmt: skip
+
+
+@final
+class _Ownership:
+    """The sandbox runtime is closed once: by letting it go, or by ending all that is in it."""
+
+    def __init__(self, runtime: SandboxRuntime) -> None:
+        self._runtime: SandboxRuntime | None = runtime
+
+    async def end(self) -> None:
+        runtime, self._runtime = self._runtime, None
+        if runtime is not None:
+            await runtime.shutdown()
+
+    async def let_go(self) -> None:
+        runtime, self._runtime = self._runtime, None
+        if runtime is not None:
+            await runtime.close()
 
 
 @final

@@ -24,6 +24,7 @@ from kernpool_mesh.messages import (
     RemoveSandboxes,
     Reply,
     SandboxItem,
+    SandboxItems,
     SandboxState,
     SandboxStatus,
     SandboxUpdate,
@@ -181,7 +182,10 @@ class Sandboxes:
     # --- inside ---
 
     async def _create_all(self, message: CreateSandboxes, received_at: float) -> None:
-        collector = ItemCollector(message.request_id, self._uplink.send)
+        if not message.sandbox_ids:
+            await self._uplink.send(SandboxItems(message.request_id, [], done=True))
+            return
+        collector = ItemCollector(message.request_id, len(message.sandbox_ids), self._uplink.send)
         try:
             self._check_template(message.template)
         except RefusedError as error:

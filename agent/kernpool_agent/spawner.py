@@ -37,8 +37,12 @@ def runtime_config(config: Config, allowed: Ceiling, user: User) -> RuntimeConfi
         hidden_paths=(config.state_dir,),
         cgroup_parent=config.cgroup_parent or unit_of_work(config.work_dir),
         cold_concurrency=config.creates_at_once,
-        job_ids=((user.uid, user.uid),),
+        job_ids=_job_ids(user),
     )
+
+
+def _job_ids(user: User) -> tuple[tuple[int, int], ...]:
+    return tuple((number, number) for number in sorted({user.uid, user.gid, *user.groups}))
 
 
 def unit_of_work(work_dir: Path) -> str:

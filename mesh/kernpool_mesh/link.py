@@ -6,14 +6,12 @@ task (`run`) reads and hands out. Messages beyond a frame travel as fragments; n
 
 import asyncio
 import logging
-import os
-import socket
 from collections import deque
 from collections.abc import Sequence
 from typing import Final, final
 
 import aiohttp
-from aiohttp import WSMsgType, web
+from aiohttp import WSMsgType
 
 from kernpool_mesh.codec import MESSAGE_BYTES_MAX, decode, encode
 from kernpool_mesh.errors import (
@@ -35,12 +33,12 @@ from kernpool_mesh.messages import (
 )
 from kernpool_mesh.stream import LinkStream
 from kernpool_mesh.streamtable import Side, StreamTable
+from kernpool_mesh.websocket import WebSocket, bound_silence, drop_connection
 
 __all__ = ["Handler", "Link", "LinkConfig", "LinkEnd", "LinkEndCause", "Side", "StreamHandler", "WebSocket"]
 
 _log = logging.getLogger(__name__)
 
-WebSocket = web.WebSocketResponse | aiohttp.ClientWebSocketResponse
 
 FRAME_OVERHEAD_BYTES: Final = 32
 """msgpack and WebSocket heads: a chunk and both still fit a frame and one TLS record."""
@@ -71,6 +69,7 @@ class Link:
         self._ended = self._loop.create_future()
         self._closing = False
         """close() was called: what is queued still goes out, nothing new is taken."""
+        self._close_reason = ""
         self._control: deque[bytes] = deque()
         """Encoded frames that go before all stream data."""
         self._control_bytes = 0
@@ -91,6 +90,7 @@ class Link:
         """Everything queued was handed to the connection."""
         self._frames_sent = 0
         self._watch: asyncio.TimerHandle | None = None
+        bound_silence(websocket, self._config.send_timeout_s)
         self._writer = self._loop.create_task(self._write(), name=f"write {self.name}")
 
     def __repr__(self) -> str:
@@ -156,6 +156,7 @@ class Link:
     async def close(self, reason: str = "") -> None:
         """Send the queued messages (within close_timeout_s), say why, close; streams are reset. Harmless when over."""
         self._closing = True
+        self._close_reason = self._close_reason or reason
         self._wake_senders()
         try:
             async with asyncio.timeout(self._config.close_timeout_s):
@@ -167,7 +168,7 @@ class Link:
         except (TimeoutError, ConnectionError, aiohttp.ClientError):
             self._drop_connection()
         finally:
-            self._finish(LinkEndCause.CLOSED_HERE, reason or "closed by this side")
+            self._finish_here()
             self._writer.cancel()
         await asyncio.gather(self._writer, return_exceptions=True)
 
@@ -241,8 +242,8 @@ class Link:
             self._wake.set_result(None)
             self._wake = None
             self._idle.clear()
-            if self._watch is None:
-                self._arm_watch()
+        if self._watch is None:
+            self._arm_watch()
 
     def _wake_senders(self) -> None:
         while self._room_waiters:
@@ -399,7 +400,7 @@ class Link:
                 said = f"the other side closed the link: {frame.extra or 'no reason given'} (code {frame.data})"
                 self._finish(LinkEndCause.CLOSED_BY_PEER, said)
             case WSMsgType.CLOSING | WSMsgType.CLOSED if self._closing:
-                self._finish(LinkEndCause.CLOSED_HERE, "closed by this side")
+                self._finish_here()
             case WSMsgType.ERROR if isinstance(frame.data, aiohttp.WebSocketError):
                 self._finish(LinkEndCause.PROTOCOL_ERROR, f"the other side broke the WebSocket protocol: {frame.data}")
             case WSMsgType.ERROR | WSMsgType.CLOSING | WSMsgType.CLOSED:
@@ -439,16 +440,12 @@ class Link:
             self._wake.set_result(None)
             self._wake = None
 
+    def _finish_here(self) -> None:
+        said = f": {self._close_reason}" if self._close_reason else ""
+        self._finish(LinkEndCause.CLOSED_HERE, f"this side closed the link{said}")
+
     def _drop_connection(self) -> None:
-        """Break the connection at once: a close that waits for a silent peer would keep the descriptor for minutes."""
-        transport_socket = self._websocket.get_extra_info("socket")
-        if transport_socket is None or transport_socket.fileno() < 0:
-            return
-        with socket.socket(fileno=os.dup(transport_socket.fileno())) as duplicate:
-            try:
-                duplicate.shutdown(socket.SHUT_RDWR)
-            except OSError as error:
-                _log.debug("%s: it was gone already: %s", self.name, error)
+        drop_connection(self._websocket)
 
 
 def _cut(text: bytes, size: int) -> bytes:

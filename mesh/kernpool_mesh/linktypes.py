@@ -52,5 +52,5 @@ class LinkConfig:
     """Queued control bytes beyond which `send` waits and `send_nowait` refuses."""
     streams_max: int = 1024
     send_timeout_s: float = 30.0
-    """A peer that takes nothing for so long is given up."""
+    """A peer that takes nothing for so long is given up; one that acknowledges nothing, too."""
     close_timeout_s: float = 2.0

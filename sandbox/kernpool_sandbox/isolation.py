@@ -4,13 +4,17 @@ The kernel is asked by trying (probe.py, in a process of its own); why something
 know. `judge` is pure: it makes the node's answer of the two.
 """
 
+import asyncio
 import json
 import os
+import sys
+import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, final
 
+from kernpool_sandbox import cgroup_detect
 from kernpool_sandbox.cgroup_detect import CgroupFacts
 from kernpool_sandbox.cgroups import CgroupKind
 from kernpool_sandbox.errors import IsolationError
@@ -188,3 +192,19 @@ def _below_proc(mountinfo: str) -> tuple[str, ...]:
 def _number(path: Path, default: int) -> int:
     text = (read_text(path) or "").strip()
     return int(text) if text.lstrip("-").isdigit() else default
+
+
+async def look(directory: Path) -> NodeIsolation:
+    """Ask kernel and host what works here; leaves nothing behind. Raises IsolationError."""
+    return judge(await ask_kernel(directory), host_facts(), cgroup_detect.detect())
+
+
+def main() -> int:
+    """Print the answer as JSON, for `kernpool check`."""
+    with tempfile.TemporaryDirectory(prefix="kernpool-check-") as directory:
+        print(json.dumps(asdict(asyncio.run(look(Path(directory))))))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

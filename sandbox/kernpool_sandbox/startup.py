@@ -162,8 +162,8 @@ def _check_state_dir(state_dir: Path) -> None:
         raise StartError(f"the state directory's path has {length} bytes; sockets need at most {STATE_DIR_BYTES_MAX}")
     state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     state_dir.chmod(0o700)
-    for name in ("s", "j"):
-        (state_dir / name).mkdir(mode=0o700, exist_ok=True)
+    # Not `s`: the spawner makes it, as a link that dangles while no spawner lives.
+    (state_dir / "j").mkdir(mode=0o700, exist_ok=True)
 
 
 async def _lock(path: Path, timeout_s: float) -> int:

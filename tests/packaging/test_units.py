@@ -24,10 +24,11 @@ def read(name: str) -> configparser.SectionProxy:
     return settings["Service"]
 
 
-def test_all_four_units_are_there() -> None:
-    """System and user installs differ in paths alone."""
+def test_all_units_are_there() -> None:
+    """System and user installs of a node differ in paths alone; a coordinator of a user is the embedded one."""
     names = {str(file.relative_to(UNITS)) for file in FILES}
-    assert names == {"kp-agent.service", "kp-work.service", "user/kp-agent.service", "user/kp-work.service"}
+    nodes = {"kp-agent.service", "kp-work.service", "user/kp-agent.service", "user/kp-work.service"}
+    assert names == {"kp-coordinator.service", *nodes}
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(UNITS)))
@@ -36,13 +37,12 @@ def test_systemd_understands_the_unit(file: Path, tmp_path: Path) -> None:
     analyze = shutil.which("systemd-analyze")
     if analyze is None:
         pytest.skip("this machine has no systemd-analyze")
-    program = tmp_path / "kp-agent"
-    program.write_text("#!/bin/sh\n")
-    program.chmod(0o755)
+    for name in ("kp-agent", "kp-coordinator"):
+        (tmp_path / name).write_text("#!/bin/sh\n")
+        (tmp_path / name).chmod(0o755)
     for unit in file.parent.glob("*.service"):  # both, since one wants the other
-        text = (
-            unit.read_text().replace("/usr/bin/kp-agent", str(program)).replace("%h/.local/bin/kp-agent", str(program))
-        )
+        text = unit.read_text().replace("/usr/bin/kp-", f"{tmp_path}/kp-")
+        text = text.replace("%h/.local/bin/kp-", f"{tmp_path}/kp-")
         # Where the manual pages or the network target are not installed, they are no fault of ours.
         lines = [line for line in text.splitlines() if not line.startswith("Documentation=")]
         (tmp_path / unit.name).write_text("\n".join(lines).replace("network-online.target ", "") + "\n")
@@ -91,3 +91,14 @@ def test_jobs_of_a_system_install_never_run_as_the_agent() -> None:
     """DECISIONS 13: job_user, and root only by the owner's own file."""
     assert "--jobs-as job_user" in read("kp-agent.service")["ExecStart"]
     assert read("kp-agent.service")["NoNewPrivileges"] == "yes"
+
+
+def test_a_coordinator_that_cannot_start_is_not_started_again_and_again() -> None:
+    """A wrong setting, a taken port, a second one on the directory: a person has to change something."""
+    unit = read("kp-coordinator.service")
+    assert unit["RestartPreventExitStatus"].split() == ["2", "3", "4"]
+    assert unit["Type"] == "notify"
+    assert int(unit["WatchdogSec"]) > 0
+    assert unit["User"] == "kernpool"
+    assert unit["NoNewPrivileges"] == "yes"
+    assert unit["ProtectSystem"] == "strict"

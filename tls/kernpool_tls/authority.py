@@ -215,6 +215,11 @@ def _alternative_names(subject: Subject, names: Iterable[str]) -> x509.SubjectAl
     return x509.SubjectAlternativeName(entries)
 
 
+def check_request(csr_pem: bytes) -> None:
+    """Raises RequestRefusedError for a request that `sign_node` would refuse: before a join token is used up for it."""
+    _key_of_request(csr_pem)
+
+
 def _key_of_request(csr_pem: bytes) -> ec.EllipticCurvePublicKey:
     if len(csr_pem) > REQUEST_BYTES_MAX:
         raise RequestRefusedError(f"a certificate request of {len(csr_pem)} bytes exceeds {REQUEST_BYTES_MAX}")

@@ -1,6 +1,7 @@
 """The first contact with a coordinator: learn its authority's certificate, trusting only the join token's pin."""
 
 import asyncio
+import contextlib
 import ssl
 from typing import Any
 
@@ -31,6 +32,8 @@ async def _fetch_chain(host: str, port: int) -> list[bytes]:
         return _shown_chain(writer.get_extra_info("ssl_object"))
     finally:
         writer.transport.abort()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
 
 
 def _shown_chain(ssl_object: Any) -> list[bytes]:

@@ -65,6 +65,8 @@ bool out_str(struct out *o, uint32_t tag, const char *text);
 /* Send without blocking and without SIGPIPE. Returns 0 or -errno. */
 int out_send(int sock, const struct out *o, const int *fds, int nfds);
 
+#define ANSWER_WAIT_MS 1000 /* an agent that takes no answer for so long is stuck */
+
 /* The same, waiting (each time at most wait_ms) while the other side's buffer is full: -EAGAIN when it stays so. */
 int out_send_within(int sock, const struct out *o, const int *fds, int nfds, int wait_ms);
 

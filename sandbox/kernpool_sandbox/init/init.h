@@ -13,7 +13,6 @@
 
 #define EXECS_MAX 256 /* running or not acknowledged; the list of all fits one reply */
 #define HELPERS_MAX 32
-#define ANSWER_WAIT_MS 1000 /* an agent that takes no answer for so long is stuck */
 #define ORPHAN_MS 30000 /* an unclaimed sandbox without an agent lives so long */
 
 enum exec_state {

@@ -60,7 +60,7 @@ static void drop(struct client *c)
 
 static void answer(struct client *c, const struct out *out, const int *fds, int nfds)
 {
-	if (out_send(c->fd, out, fds, nfds) < 0)
+	if (out_send_within(c->fd, out, fds, nfds, ANSWER_WAIT_MS) < 0)
 		drop(c); /* it does not read its answers */
 }
 

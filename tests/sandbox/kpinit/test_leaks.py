@@ -117,11 +117,13 @@ async def test_cgroups_outside_the_ceiling_are_refused(node: Any, state_dir: Pat
 
 async def test_a_spawn_that_fails_leaves_nothing(node: Any, until: Any) -> None:
     """A refused plan leaves no record, no socket and no half-built child."""
+    with pytest.raises(PermissionError):
+        await node.park(cgroups=("/etc",))
     before = footprint(node)
     for _ in range(20):
         with contextlib.suppress(OSError):
             await node.park(cgroups=("/etc",))
-    assert footprint(node) == before
+    await until(lambda: footprint(node) == before, "nothing is left")
     assert list((node.config.state_dir / "s").iterdir()) == []
 
 
