@@ -45,8 +45,8 @@ static int listen_in(const struct place *place, int dir, const char *id)
 	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 	if (fd < 0)
 		return -1;
-	if (bind(fd, (struct sockaddr *)&address, sizeof(address)) < 0 || lchown(path, place->ceiling->owner, (gid_t)-1) < 0 ||
-	    listen(fd, 64) < 0) {
+	if (bind(fd, (struct sockaddr *)&address, sizeof(address)) < 0 ||
+	    lchown(path, place->ceiling->owner, (gid_t)-1) < 0 || listen(fd, 64) < 0) {
 		close(fd);
 		return -1;
 	}
@@ -197,14 +197,15 @@ static int provide(const struct ceiling *ceiling, const struct sandbox_plan *pla
 
 static int check_ids(const struct ceiling *ceiling, const struct sandbox_plan *plan, const char **why)
 {
-	bool fits = ceiling->privileged ? plan->uid_start > 0 && range_covers(&ceiling->ids, plan->uid_start, plan->uid_count)
-					: plan->uid_count == 0;
+	bool fits = ceiling->privileged
+			? plan->uid_start > 0 && range_covers(&ceiling->ids, plan->uid_start, plan->uid_count)
+			: plan->uid_count == 0;
 	*why = "the id range";
 	return fits ? 0 : -EPERM;
 }
 
 static int clone_sandbox(const struct place *place, struct sandbox_plan *plan, struct sources *sources, int listener,
-			 struct born *born, const char **why)
+			 int end, struct born *born, const char **why)
 {
 	int sync[2];
 	uint64_t flags = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC | CLONE_NEWUTS;
@@ -212,8 +213,7 @@ static int clone_sandbox(const struct place *place, struct sandbox_plan *plan, s
 		return failed(why, "a socket pair");
 	born->pid = sys_clone3(flags, &born->pidfd);
 	if (born->pid == 0)
-		sandbox_main(&(struct sandbox){
-			.plan = plan, .staging = place->staging, .listener = listener, .end = born->end, .sync = sync[1]});
+		sandbox_main(&(struct sandbox){.plan = plan, .listener = listener, .end = end, .sync = sync[1]});
 	int err = born->pid < 0 ? failed(why, "new namespaces") : 0;
 	close(sync[1]);
 	if (!err)
@@ -227,32 +227,33 @@ int birth_sandbox(const struct place *place, struct sandbox_plan *plan, struct b
 	const struct ceiling *ceiling = place->ceiling;
 	struct sources sources = {.n = 0};
 	char path[128];
-	int listener = -1, err = plan_check(plan, why);
-	*born = (struct born){.pid = -1, .pidfd = -1, .end = -1};
+	int listener = -1, end = -1, err = plan_check(plan, why);
+	*born = (struct born){.pid = -1, .pidfd = -1};
 	err = err ? err : check_ids(ceiling, plan, why);
 	err = err ? err : open_cgroups(ceiling, &plan->cgroups, why);
 	err = err ? err : open_sources(ceiling, plan, &sources, why);
 	if (!err) {
 		/* The record is also what keeps an id from being used twice. */
-		born->end = open(path_in(place->sandboxes, plan->id, ".end", path),
-				 O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600);
-		err = born->end < 0 || fchown(born->end, ceiling->owner, (gid_t)-1) < 0 ? failed(why, "the id") : 0;
+		end = open(path_in(place->sandboxes, plan->id, ".end", path),
+			   O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600);
+		err = end < 0 || fchown(end, ceiling->owner, (gid_t)-1) < 0 ? failed(why, "the id") : 0;
 	}
 	if (!err && (listener = listen_in(place, place->sandboxes, plan->id)) < 0)
 		err = failed(why, "the control socket");
 	if (!err)
-		err = clone_sandbox(place, plan, &sources, listener, born, why);
+		err = clone_sandbox(place, plan, &sources, listener, end, born, why);
 	bool bound = listener >= 0;
 	if (bound)
 		close(listener);
 	close_cgroups(&plan->cgroups);
 	close_sources(&sources);
-	if (err && born->pid < 0 && born->end >= 0) { /* it never was */
-		close(born->end);
+	if (end >= 0)
+		close(end);
+	bool never_was = err && born->pid < 0;
+	if (never_was && end >= 0)
 		unlink_in(place->sandboxes, plan->id, ".end");
-		if (bound)
-			unlink_in(place->sandboxes, plan->id, ".sock");
-	}
+	if (never_was && bound)
+		unlink_in(place->sandboxes, plan->id, ".sock");
 	return err;
 }
 
@@ -274,7 +275,7 @@ int birth_job(const struct place *place, struct job_plan *plan, struct born *bor
 {
 	char path[128];
 	int dir = -1, listener = -1, err = check_user(place->ceiling, plan, why);
-	*born = (struct born){.pid = -1, .pidfd = -1, .end = -1};
+	*born = (struct born){.pid = -1, .pidfd = -1};
 	err = err ? err : open_cgroups(place->ceiling, &plan->cgroups, why);
 	if (!err && mkdir(path_in(place->jobs, plan->id, "", path), 0700) < 0)
 		err = failed(why, "the id");

@@ -9,13 +9,11 @@
 struct place {
 	const struct ceiling *ceiling;
 	int sandboxes, jobs; /* the directories s/ and j/ */
-	const char *staging;
 };
 
 struct born {
 	pid_t pid;
 	int pidfd;
-	int end; /* a sandbox's end record; -1 for a job */
 };
 
 /* 0, or -errno with *why saying what could not be done. */

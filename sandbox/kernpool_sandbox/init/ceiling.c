@@ -51,14 +51,13 @@ int prefix_open(const struct prefixes *prefixes, const char *path, int flags)
 		const char *rest = below(prefixes->at[i].path, path);
 		if (!rest)
 			continue;
-		struct kp_open_how how = {.flags = (uint64_t)flags | O_CLOEXEC,
-					  .resolve = KP_RESOLVE_NO_MAGICLINKS};
+		struct kp_open_how how = {.flags = (uint64_t)flags | O_CLOEXEC, .resolve = KP_RESOLVE_NO_MAGICLINKS};
 		/* From "/" no link leads out; elsewhere an absolute one always would. */
 		if (strcmp(prefixes->at[i].path, "/") != 0)
 			how.resolve |= KP_RESOLVE_BENEATH;
 		/* The prefix itself may be a file, which has no "." below it. */
-		int fd = *rest ? sys_openat2(prefixes->at[i].fd, rest, &how)
-			       : fcntl(prefixes->at[i].fd, F_DUPFD_CLOEXEC, 3);
+		int fd =
+		    *rest ? sys_openat2(prefixes->at[i].fd, rest, &how) : fcntl(prefixes->at[i].fd, F_DUPFD_CLOEXEC, 3);
 		if (fd >= 0)
 			return fd;
 		err = -errno;

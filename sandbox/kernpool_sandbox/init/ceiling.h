@@ -28,7 +28,7 @@ struct ceiling {
 	struct prefixes sources, cgroups;
 	struct ranges ids; /* host uids and gids */
 	bool privileged;   /* may map ranges, idmap layers and become other users */
-	uid_t owner;	   /* may connect, and owns what it has to reach */
+	uid_t owner;       /* may connect, and owns what it has to reach */
 };
 
 /* Add what a flag says. False when it makes no sense. */

@@ -21,12 +21,9 @@
 void children_add(struct children *all, enum kind kind, const char *id, const struct born *born)
 {
 	struct child *c = calloc(1, sizeof(*c));
-	if (!c) { /* it lives by itself; we only cannot say how it ends */
-		if (born->end >= 0)
-			close(born->end);
-		return;
-	}
-	*c = (struct child){.kind = kind, .pid = born->pid, .end = born->end, .serial = ++all->serial};
+	if (!c)
+		return; /* it lives by itself; we only cannot say how it ends */
+	*c = (struct child){.kind = kind, .pid = born->pid, .serial = ++all->serial};
 	snprintf(c->id, sizeof(c->id), "%s", id);
 	*all->last = c;
 	all->last = &c->next;
@@ -40,12 +37,17 @@ static struct child *by_id(struct children *all, const char *id)
 	return NULL;
 }
 
-/* PID 1 writes how it ended, unless it was killed. */
-static void complete_record(int end, bool killed, int status)
+/* PID 1 writes how it ended, unless it was killed. The record is not kept open: thousands may live. */
+static void complete_record(const struct place *place, const char *id, bool killed, int status)
 {
+	char path[128];
 	struct stat st;
-	if (fstat(end, &st) == 0 && st.st_size == 0)
-		end_record(end, killed ? "killed" : "died", status, "");
+	int fd = open(path_in(place->sandboxes, id, ".end", path), O_WRONLY | O_APPEND | O_NOFOLLOW | O_CLOEXEC);
+	if (fd < 0)
+		return; /* nobody wants it any more */
+	if (fstat(fd, &st) == 0 && st.st_size == 0)
+		end_record(fd, killed ? "killed" : "died", status, "");
+	close(fd);
 }
 
 static struct child *bury(struct children *all, const struct place *place, struct child **at, int status)
@@ -53,10 +55,8 @@ static struct child *bury(struct children *all, const struct place *place, struc
 	struct child *c = *at;
 	char path[128];
 	int dir = c->kind == KIND_SANDBOX ? place->sandboxes : place->jobs;
-	if (c->end >= 0) {
-		complete_record(c->end, c->killed, status);
-		close(c->end);
-	}
+	if (c->kind == KIND_SANDBOX)
+		complete_record(place, c->id, c->killed, status);
 	unlink(path_in(dir, c->id, ".sock", path));
 	*at = c->next;
 	if (all->last == &c->next)
@@ -123,7 +123,6 @@ static int pidfd_by_socket(int dir, const char *id)
 
 static int kill_adopted(const struct place *place, const char *id)
 {
-	char path[128];
 	int pidfd = pidfd_by_socket(place->sandboxes, id), sig = SIGKILL;
 	if (pidfd < 0) {
 		pidfd = pidfd_by_socket(place->jobs, id);
@@ -133,12 +132,8 @@ static int kill_adopted(const struct place *place, const char *id)
 		return -ESRCH;
 	int err = sys_pidfd_send_signal(pidfd, sig) < 0 ? -errno : 0;
 	close(pidfd);
-	path_in(place->sandboxes, id, ".end", path);
-	int end = sig == SIGKILL && !err ? open(path, O_WRONLY | O_APPEND | O_NOFOLLOW | O_CLOEXEC) : -1;
-	if (end >= 0) {
-		complete_record(end, true, 0);
-		close(end);
-	}
+	if (sig == SIGKILL && !err)
+		complete_record(place, id, true, 0);
 	return err;
 }
 

@@ -14,7 +14,6 @@ struct child {
 	enum kind kind;
 	char id[65];
 	pid_t pid;
-	int end; /* a sandbox's end record */
 	bool killed;
 	int32_t serial; /* grows along the list */
 };

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "init.h"
@@ -64,15 +65,15 @@ static void collect(struct shim *shim, const struct init *init, const struct fra
 static _Noreturn void in_child(const struct init *init, const struct frame *f, int report, int in, int out, int err)
 {
 	struct shim shim = {
-		.report = report,
-		.user = frame_str(f, TAG_USER, ""),
-		.set_groups = init->plan->uid_count > 0,
-		.timeout_ms = frame_u64(f, TAG_TIMEOUT_MS, 0),
-		.launch = {.cwd = frame_str(f, TAG_CWD, "/"),
-			   .stdin_fd = in,
-			   .stdout_fd = out,
-			   .stderr_fd = err,
-			   .limits = &init->plan->limits},
+	    .report = report,
+	    .user = frame_str(f, TAG_USER, ""),
+	    .set_groups = init->plan->uid_count > 0,
+	    .timeout_ms = frame_ms(f, TAG_TIMEOUT_MS, 0),
+	    .launch = {.cwd = frame_str(f, TAG_CWD, "/"),
+		       .stdin_fd = in,
+		       .stdout_fd = out,
+		       .stderr_fd = err,
+		       .limits = &init->plan->limits},
 	};
 	collect(&shim, init, f);
 	shim_main(&shim);
@@ -109,8 +110,14 @@ static int exec_start(struct init *init, const struct frame *f)
 	}
 	size_t cap = (size_t)frame_u64(f, TAG_RING_BYTES, 0);
 	cap = cap > RING_BYTES_MAX ? RING_BYTES_MAX : cap;
-	*e = (struct exec){.next = init->execs, .state = EXEC_STARTING, .id = f->a, .shim = shim, .report = report[0],
-			   .seq = f->seq, .attached = true, .stdin_fd = in[1],
+	*e = (struct exec){.next = init->execs,
+			   .state = EXEC_STARTING,
+			   .id = f->a,
+			   .shim = shim,
+			   .report = report[0],
+			   .seq = f->seq,
+			   .attached = true,
+			   .stdin_fd = in[1],
 			   .out = {{.fd = out[0], .cap = cap}, {.fd = err[0], .cap = cap}}};
 	init->execs = e;
 	init->nexecs++;
@@ -191,7 +198,7 @@ void execs_reports(struct init *init, struct exec *e)
 	}
 }
 
-bool execs_reaped(struct init *init, pid_t pid)
+bool execs_reaped(struct init *init, pid_t pid, int status)
 {
 	struct exec *e = init->execs;
 	while (e && e->shim != pid)
@@ -206,10 +213,11 @@ bool execs_reaped(struct init *init, pid_t pid)
 	if (e->state == EXEC_RUNNING) {
 		struct report lost = {.kind = REPORT_ENDED, .value = SIGKILL, .cause = EXEC_LOST};
 		ended(init, e, &lost);
-		execs_sweep(init);
 	}
 	if (e->state == EXEC_ACKED)
 		release(init, e);
+	if (WIFSIGNALED(status)) /* one that ends by itself has nothing left to leave us */
+		execs_sweep(init);
 	return true;
 }
 
@@ -269,9 +277,14 @@ static void on_list(struct init *init, const struct frame *f)
 	struct out out;
 	out_begin(&out, OP_LIST, f->seq, 0, 0);
 	for (struct exec *e = init->execs; e; e = e->next) {
-		struct row row = {.id = e->id, .pid = e->leader, .status = e->end.value,
-				  .running = e->state != EXEC_ENDED, .cause = e->end.cause, .user_us = e->end.user_us,
-				  .system_us = e->end.system_us, .max_rss_kib = e->end.max_rss_kib};
+		struct row row = {.id = e->id,
+				  .pid = e->leader,
+				  .status = e->end.value,
+				  .running = e->state != EXEC_ENDED,
+				  .cause = e->end.cause,
+				  .user_us = e->end.user_us,
+				  .system_us = e->end.system_us,
+				  .max_rss_kib = e->end.max_rss_kib};
 		if (e->state != EXEC_ACKED)
 			out_put(&out, TAG_ROW, &row, sizeof(row));
 	}

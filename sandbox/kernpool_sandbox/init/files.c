@@ -249,19 +249,19 @@ static int run(struct job *job)
 
 static struct job read_job(const struct frame *f, int data)
 {
-	uint64_t ms = frame_u64(f, TAG_TIMEOUT_MS, 30000);
+	uint64_t ms = frame_ms(f, TAG_TIMEOUT_MS, 30000);
 	uint32_t flags = frame_u32(f, TAG_FLAGS, 0);
 	return (struct job){
-		.op = f->a,
-		.data = data,
-		.path = frame_str(f, TAG_PATH, ""),
-		.to = frame_str(f, TAG_TO, ""),
-		.offset = frame_u64(f, TAG_OFFSET, 0),
-		.limit = frame_u64(f, TAG_LIMIT, UINT64_MAX),
-		.mode = frame_u32(f, TAG_MODE, 0644) & 07777,
-		.parents = flags & FILE_PARENTS,
-		.recursive = flags & FILE_RECURSIVE,
-		.patience = {.it_value = {.tv_sec = (time_t)(ms / 1000), .tv_usec = (suseconds_t)(ms % 1000) * 1000}},
+	    .op = f->a,
+	    .data = data,
+	    .path = frame_str(f, TAG_PATH, ""),
+	    .to = frame_str(f, TAG_TO, ""),
+	    .offset = frame_u64(f, TAG_OFFSET, 0),
+	    .limit = frame_u64(f, TAG_LIMIT, UINT64_MAX),
+	    .mode = frame_u32(f, TAG_MODE, 0644) & 07777,
+	    .parents = flags & FILE_PARENTS,
+	    .recursive = flags & FILE_RECURSIVE,
+	    .patience = {.it_value = {.tv_sec = (time_t)(ms / 1000), .tv_usec = (suseconds_t)(ms % 1000) * 1000}},
 	};
 }
 

@@ -108,7 +108,7 @@ int frame_recv(int sock, struct frame *f, uint8_t *buf, size_t cap)
 	} control;
 	struct iovec iov = {.iov_base = buf, .iov_len = cap};
 	struct msghdr msg = {
-		.msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof(control)};
+	    .msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof(control)};
 	f->nfds = 0;
 	ssize_t n = recvmsg(sock, &msg, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
 	if (n < 0)
@@ -130,18 +130,8 @@ int frame_recv(int sock, struct frame *f, uint8_t *buf, size_t cap)
 void frame_close_fds(struct frame *f)
 {
 	for (int i = 0; i < f->nfds; i++)
-		if (f->fds[i] >= 0)
-			close(f->fds[i]);
+		close(f->fds[i]);
 	f->nfds = 0;
-}
-
-int frame_take_fd(struct frame *f, int i)
-{
-	if (i >= f->nfds)
-		return -1;
-	int fd = f->fds[i];
-	f->fds[i] = -1;
-	return fd;
 }
 
 const char *tlv_str(const struct tlv *t)
@@ -186,6 +176,12 @@ uint32_t frame_u32(const struct frame *f, uint32_t tag, uint32_t otherwise)
 {
 	struct tlv t;
 	return find(f, tag, &t) ? tlv_u32(&t) : otherwise;
+}
+
+uint64_t frame_ms(const struct frame *f, uint32_t tag, uint64_t otherwise)
+{
+	uint64_t ms = frame_u64(f, tag, otherwise);
+	return ms < DURATION_MS_MAX ? ms : DURATION_MS_MAX;
 }
 
 const char *packed_str(const uint8_t **p, const uint8_t *end)

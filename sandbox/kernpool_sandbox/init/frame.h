@@ -13,7 +13,7 @@ struct frame {
 	int32_t a, b;
 	const uint8_t *body; /* checked: a sequence of whole tagged values */
 	size_t body_len;
-	int fds[FRAME_FDS_MAX]; /* owned by whoever received the frame; taken ones are set to -1 */
+	int fds[FRAME_FDS_MAX]; /* owned by whoever received the frame */
 	int nfds;
 };
 
@@ -29,11 +29,8 @@ int frame_parse(struct frame *f, const uint8_t *buf, size_t len);
 /* Receive one packet into buf. Returns 1, 0 at end-of-file, or -errno (-EAGAIN; -EBADMSG for a malformed or cut one). */
 int frame_recv(int sock, struct frame *f, uint8_t *buf, size_t cap);
 
-/* Close the descriptors of a frame that nobody took. */
+/* Close the descriptors of a frame. */
 void frame_close_fds(struct frame *f);
-
-/* Take the frame's i-th descriptor, or -1. */
-int frame_take_fd(struct frame *f, int i);
 
 /* Step through a checked body; *pos starts at 0. */
 bool tlv_next(const uint8_t *body, size_t body_len, size_t *pos, struct tlv *out);
@@ -47,6 +44,10 @@ uint64_t tlv_u64(const struct tlv *t);
 const char *frame_str(const struct frame *f, uint32_t tag, const char *otherwise);
 uint64_t frame_u64(const struct frame *f, uint32_t tag, uint64_t otherwise);
 uint32_t frame_u32(const struct frame *f, uint32_t tag, uint32_t otherwise);
+
+/* The same for a duration in milliseconds, which is at most ten years: no sum with a clock overflows. */
+#define DURATION_MS_MAX (10ULL * 366 * 24 * 3600 * 1000)
+uint64_t frame_ms(const struct frame *f, uint32_t tag, uint64_t otherwise);
 
 /* Step through NUL-terminated strings packed in [*p, end). NULL at the end or when the last one has no NUL. */
 const char *packed_str(const uint8_t **p, const uint8_t *end);

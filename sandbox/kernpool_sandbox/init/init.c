@@ -21,7 +21,6 @@
 #include "util.h"
 
 #define REQUESTS_PER_TURN 16
-#define TTL_MS_MAX (10LL * 366 * 24 * 3600 * 1000)
 
 static uint8_t packet[FRAME_BYTES_MAX];
 
@@ -195,7 +194,7 @@ static bool remember_env(struct init *init, const struct frame *f)
 static int set_ttl(struct init *init, const struct frame *f)
 {
 	uint64_t ttl = frame_u64(f, TAG_TTL_MS, 0);
-	if (ttl == 0 || ttl > TTL_MS_MAX)
+	if (ttl == 0 || ttl > DURATION_MS_MAX)
 		return -EINVAL;
 	init->ttl_at = boot_ms() + (int64_t)ttl;
 	arm(init);
@@ -206,7 +205,7 @@ static int on_claim(struct init *init, const struct frame *f)
 {
 	const char *token = frame_str(f, TAG_TOKEN, ""), *hostname = frame_str(f, TAG_HOSTNAME, "");
 	uint64_t ttl = frame_u64(f, TAG_TTL_MS, 0);
-	if (!token[0] || strlen(token) >= sizeof(init->token) || ttl == 0 || ttl > TTL_MS_MAX)
+	if (!token[0] || strlen(token) >= sizeof(init->token) || ttl == 0 || ttl > DURATION_MS_MAX)
 		return -EINVAL;
 	if (init->claimed)
 		return strcmp(init->token, token) == 0 ? set_ttl(init, f) : -EBUSY;
@@ -233,7 +232,8 @@ static int on_connect(struct init *init, const struct frame *f)
 	int fd = socket(is_v4 ? AF_INET : AF_INET6, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 	if (fd < 0)
 		return -errno;
-	int err = is_v4 ? connect(fd, (struct sockaddr *)&v4, sizeof(v4)) : connect(fd, (struct sockaddr *)&v6, sizeof(v6));
+	int err =
+	    is_v4 ? connect(fd, (struct sockaddr *)&v4, sizeof(v4)) : connect(fd, (struct sockaddr *)&v6, sizeof(v6));
 	if (err < 0 && errno != EINPROGRESS) {
 		err = -errno;
 		close(fd);
@@ -311,7 +311,7 @@ static void reap(struct init *init)
 		if (pid <= 0)
 			return;
 		/* A stray is left only by a shim that was killed; its own children come to us next. */
-		if (!execs_reaped(init, pid) && !files_reaped(init, pid, status))
+		if (!execs_reaped(init, pid, status) && !files_reaped(init, pid, status))
 			execs_sweep(init);
 	}
 }

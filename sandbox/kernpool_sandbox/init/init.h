@@ -26,12 +26,12 @@ struct exec {
 	struct exec *next;
 	enum exec_state state;
 	int32_t id, leader; /* the agent's number, and the leader's pid */
-	pid_t shim;	    /* 0 once reaped */
-	int report;	    /* socket to the shim */
-	uint32_t seq;	    /* of the request that wants an answer */
-	bool attached;	    /* an agent reads the pipes; else we do */
-	bool told;	    /* the end was sent */
-	int stdin_fd;	    /* -1 once handed over */
+	pid_t shim;         /* 0 once reaped */
+	int report;         /* socket to the shim */
+	uint32_t seq;       /* of the request that wants an answer */
+	bool attached;      /* an agent reads the pipes; else we do */
+	bool told;          /* the end was sent */
+	int stdin_fd;       /* -1 once handed over */
 	struct ring out[2]; /* stdout, stderr */
 	struct report end;
 };
@@ -51,7 +51,7 @@ struct init {
 	bool claimed;
 	char token[128];
 	int64_t ttl_at, parked_at, orphan_at; /* on boot_ms(); 0: none */
-	uint8_t *env;			      /* the claim's body, for its TAG_ENV values */
+	uint8_t *env;                         /* the claim's body, for its TAG_ENV values */
 	size_t env_len;
 	struct exec *execs;
 	int nexecs;
@@ -65,12 +65,12 @@ void init_reply(struct init *init, const struct frame *f, int32_t a, const char 
 bool init_send(struct init *init, const struct out *out, const int *fds, int nfds);
 
 /* --- execs.c: the table of execs --- */
-void exec_request(struct init *init, struct frame *f); /* EXEC, SIGNAL, ACK, REATTACH, LIST */
-void execs_reports(struct init *init, struct exec *e);	/* read what a shim says */
-bool execs_reaped(struct init *init, pid_t pid);	/* false: not a shim */
-void execs_detach(struct init *init);			/* no agent reads any more: the rings do */
-void execs_tell(struct init *init);			/* send the ends that were not sent */
-void execs_sweep(struct init *init);			/* kill what a killed shim has left to us */
+void exec_request(struct init *init, struct frame *f);       /* EXEC, SIGNAL, ACK, REATTACH, LIST */
+void execs_reports(struct init *init, struct exec *e);       /* read what a shim says */
+bool execs_reaped(struct init *init, pid_t pid, int status); /* false: not a shim */
+void execs_detach(struct init *init);                        /* no agent reads any more: the rings do */
+void execs_tell(struct init *init);                          /* send the ends that were not sent */
+void execs_sweep(struct init *init);                         /* kill what a killed shim has left to us */
 
 /* --- files.c: helpers that touch the sandbox's files --- */
 void file_request(struct init *init, struct frame *f);

@@ -9,7 +9,7 @@ struct joblog {
 	int dir, fd; /* -1: no segment is open */
 	uint64_t segment_bytes, bytes_max;
 	uint64_t first, end; /* offsets of the oldest kept byte and past the newest */
-	uint64_t lost;	     /* bytes that could not be written (a full disk) */
+	uint64_t lost;       /* bytes that could not be written (a full disk) */
 	uid_t owner;
 };
 

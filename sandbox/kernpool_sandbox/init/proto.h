@@ -20,18 +20,18 @@ enum op {
 	OP_LIST = 3, /* a: only rows with a greater key (exec id or pid); reply b: 1 when more rows follow */
 	/* the spawner */
 	OP_DEFINE = 16, /* remember the other tags under TAG_TEMPLATE */
-	OP_SPAWN = 17,	/* reply a: pid, fd: pidfd */
+	OP_SPAWN = 17,  /* reply a: pid, fd: pidfd */
 	OP_SPAWN_JOB = 18,
 	OP_KILL = 19,
 	OP_STOP = 20,
 	/* PID 1 of a sandbox */
 	OP_CLAIM = 32,
 	OP_EXTEND = 33,
-	OP_EXEC = 34,	/* a: exec id; reply a: pid, fds: stdout, stderr and, when asked for, stdin */
+	OP_EXEC = 34,   /* a: exec id; reply a: pid, fds: stdout, stderr and, when asked for, stdin */
 	OP_SIGNAL = 35, /* a: exec id (jobs: 0), b: signal, TAG_FLAGS: SIGNAL_TREE */
 	OP_ACK = 36,
 	OP_REATTACH = 37, /* reply: TAG_STREAM twice; fds as their flags say */
-	OP_FILE = 38,	  /* a: enum file_op, fd: where bytes go or come from; reply a: 0, TAG_MOVED: bytes moved */
+	OP_FILE = 38,     /* a: enum file_op, fd: where bytes go or come from; reply a: 0, TAG_MOVED: bytes moved */
 	OP_CONNECT = 39,  /* a: port, TAG_PATH: address; reply fd: a socket that is connecting */
 	OP_SHUTDOWN = 40,
 	/* the supervisor of a job */
@@ -47,7 +47,7 @@ enum op {
 enum tag {
 	TAG_ID = 1,
 	TAG_BOOT_ID = 2,
-	TAG_KIND = 3,	/* u32 enum kind */
+	TAG_KIND = 3,   /* u32 enum kind */
 	TAG_DETAIL = 4, /* text for people */
 	TAG_CLAIMED = 5,
 	TAG_TTL_LEFT_MS = 6,
@@ -55,7 +55,7 @@ enum tag {
 	TAG_PRIVILEGED = 8,
 	TAG_STATE_DIR = 9,
 	TAG_FLAGS = 10,
-	TAG_ROW = 11,	/* struct of the list that was asked for */
+	TAG_ROW = 11,   /* struct of the list that was asked for */
 	TAG_USAGE = 12, /* u64 user us, u64 system us, u64 max rss KiB */
 	/* sandbox plans */
 	TAG_TEMPLATE = 16,

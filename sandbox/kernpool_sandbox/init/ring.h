@@ -7,11 +7,11 @@
 #include <stdint.h>
 
 struct ring {
-	int fd;		  /* read end of the pipe; -1 at its end */
-	size_t cap;	  /* 0: count and drop */
-	uint8_t *mem;	  /* made with the first byte */
+	int fd;           /* read end of the pipe; -1 at its end */
+	size_t cap;       /* 0: count and drop */
+	uint8_t *mem;     /* made with the first byte */
 	uint64_t drained; /* bytes ever read here */
-	uint64_t base;	  /* `drained` when an agent last took over */
+	uint64_t base;    /* `drained` when an agent last took over */
 };
 
 /* Read what is there, at most some pipefuls; at the end the pipe is closed. */

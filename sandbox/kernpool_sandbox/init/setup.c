@@ -59,7 +59,7 @@ static int wait_for_maps(int sync, int fds[SOURCES_MAX])
 	char go;
 	struct iovec iov = {&go, 1};
 	struct msghdr msg = {
-		.msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof(control)};
+	    .msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof(control)};
 	ssize_t n = recvmsg(sync, &msg, MSG_CMSG_CLOEXEC);
 	if (n != 1 || (msg.msg_flags & MSG_CTRUNC))
 		setup_fail("waiting for the spawner", "", n < 0 ? errno : ECANCELED);
@@ -74,7 +74,7 @@ static int wait_for_maps(int sync, int fds[SOURCES_MAX])
 
 static void become_root_inside(const struct sandbox_plan *plan)
 {
-	setsid(); /* a spawner started by hand has a terminal that nobody inside may reach */
+	setsid();                /* a spawner started by hand has a terminal that nobody inside may reach */
 	if (plan->uid_count > 0) /* a single-id mapping denies it */
 		check(syscall(SYS_setgroups, 0, NULL) == 0, "dropping groups");
 	check(syscall(SYS_setresgid, 0, 0, 0) == 0, "becoming the sandbox's group");
@@ -113,7 +113,6 @@ _Noreturn void sandbox_main(struct sandbox *s)
 	/* A network namespace is what costs most of a sandbox: made here, it holds up neither the spawner nor its replies. */
 	check(unshare(CLONE_NEWCGROUP | (plan->flags & PLAN_NETNS ? CLONE_NEWNET : 0)) == 0, "new namespaces");
 	int nsources = wait_for_maps(s->sync, sources);
-	check(chdir(s->staging) == 0, "the staging directory");
 	become_root_inside(plan);
 	mounts_build(plan, sources, nsources);
 	check(tree_open(), "a plan must mount /proc; opening it");

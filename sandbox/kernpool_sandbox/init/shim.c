@@ -43,6 +43,8 @@ static _Noreturn void give_up(const struct shim *shim, int err, const char *what
 static pid_t start(struct shim *shim)
 {
 	static struct user user;
+	if (!shim->environment)
+		give_up(shim, EINVAL, "the environment: an entry without a name");
 	int err = user_resolve(shim->user, &user);
 	if (err < 0)
 		give_up(shim, -err, "the user");
@@ -69,14 +71,14 @@ static void on_reaped(void *arg, int pid, int status, const struct rusage *usage
 		return;
 	s->leader = 0;
 	s->end = (struct report){
-		.kind = REPORT_ENDED,
-		.value = status,
-		.cause = s->timed_out			      ? EXEC_TIMEOUT
-			 : s->asked && WIFSIGNALED(status) ? EXEC_SIGNALLED
-							      : EXEC_EXITED,
-		.user_us = micros(usage->ru_utime),
-		.system_us = micros(usage->ru_stime),
-		.max_rss_kib = (uint64_t)usage->ru_maxrss,
+	    .kind = REPORT_ENDED,
+	    .value = status,
+	    .cause = s->timed_out                      ? EXEC_TIMEOUT
+		     : s->asked && WIFSIGNALED(status) ? EXEC_SIGNALLED
+						       : EXEC_EXITED,
+	    .user_us = micros(usage->ru_utime),
+	    .system_us = micros(usage->ru_stime),
+	    .max_rss_kib = (uint64_t)usage->ru_maxrss,
 	};
 }
 
@@ -114,8 +116,8 @@ static int arm(uint64_t timeout_ms)
 	if (!timeout_ms)
 		return -1;
 	int fd = timerfd_create(CLOCK_BOOTTIME, TFD_CLOEXEC | TFD_NONBLOCK);
-	struct itimerspec t = {.it_value = {.tv_sec = (time_t)(timeout_ms / 1000),
-					    .tv_nsec = (long)(timeout_ms % 1000) * 1000000}};
+	struct itimerspec t = {
+	    .it_value = {.tv_sec = (time_t)(timeout_ms / 1000), .tv_nsec = (long)(timeout_ms % 1000) * 1000000}};
 	timerfd_settime(fd, 0, &t, NULL);
 	return fd;
 }
@@ -143,7 +145,8 @@ _Noreturn void shim_main(struct shim *shim)
 			close(streams[i]);
 	tell(shim, &(struct report){.kind = REPORT_STARTED, .value = s.leader});
 	for (;;) {
-		struct pollfd fds[] = {{signals, POLLIN, 0}, {shim->report, POLLIN, 0}, {s.killing ? -1 : timer, POLLIN, 0}};
+		struct pollfd fds[] = {
+		    {signals, POLLIN, 0}, {shim->report, POLLIN, 0}, {s.killing ? -1 : timer, POLLIN, 0}};
 		poll(fds, COUNT(fds), s.killing ? KILL_AGAIN_MS : -1);
 		struct signalfd_siginfo info;
 		while (read(signals, &info, sizeof(info)) > 0)

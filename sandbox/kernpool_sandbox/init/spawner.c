@@ -159,7 +159,7 @@ static void on_spawn(struct spawner *s, struct client *c, const struct frame *f)
 {
 	bool sandbox = f->op == OP_SPAWN;
 	const char *why = "";
-	struct born born = {.pid = -1, .pidfd = -1, .end = -1};
+	struct born born = {.pid = -1, .pidfd = -1};
 	int err = sandbox ? make_sandbox(s, f, &born, &why) : make_job(s, f, &born, &why);
 	/* One that was cloned but could not be provided for ends by itself, and is reaped like any other. */
 	if (born.pid > 0)

@@ -8,7 +8,8 @@
 
 struct spawner_options {
 	const char *socket, *state;
-	const char *runtime; /* a directory for what each sandbox leaves in the filesystem; NULL: `s` in the state directory */
+	const char
+	    *runtime; /* a directory for what each sandbox leaves in the filesystem; NULL: `s` in the state directory */
 	struct ceiling ceiling;
 	bool daemon; /* fork once the socket listens; the first process then exits with 0 */
 };

@@ -51,8 +51,8 @@ struct job {
 	int signals, timer, control, candidate;
 	int output[2]; /* what the steps write; both ends ours */
 	struct joblog log;
-	uint64_t hinted;  /* log offset the agent was told */
-	int64_t hint_at;  /* not before, for the next hint */
+	uint64_t hinted;                  /* log offset the agent was told */
+	int64_t hint_at;                  /* not before, for the next hint */
 	int64_t step_at, job_at, kill_at; /* deadlines on boot_ms(); 0: none */
 	int64_t started_unix_ms, ended_unix_ms;
 	struct rusage usage;
@@ -70,15 +70,15 @@ static uint64_t micros(struct timeval t)
 static int format_record(const struct job *job, char *text, size_t cap)
 {
 	const char *step = job->step >= 0 ? job->plan->steps[job->step].name : "";
-	return snprintf(text, cap,
-			"state %s\nboot_id %s\npid %d\nstep %d\nstep_name %.64s\nstarted_unix_ms %lld\nended_unix_ms %lld\n"
-			"cause %d\nstatus %d\ndetail %s\nlog_bytes %llu\nlog_lost_bytes %llu\nuser_us %llu\nsystem_us %llu\n"
-			"max_rss_kib %ld\n",
-			state_names[job->state], boot_id(), getpid(), job->step, step, (long long)job->started_unix_ms,
-			(long long)job->ended_unix_ms, job->cause, job->status, job->detail,
-			(unsigned long long)job->log.end, (unsigned long long)job->log.lost,
-			(unsigned long long)micros(job->usage.ru_utime), (unsigned long long)micros(job->usage.ru_stime),
-			job->usage.ru_maxrss);
+	return snprintf(
+	    text, cap,
+	    "state %s\nboot_id %s\npid %d\nstep %d\nstep_name %.64s\nstarted_unix_ms %lld\nended_unix_ms %lld\n"
+	    "cause %d\nstatus %d\ndetail %s\nlog_bytes %llu\nlog_lost_bytes %llu\nuser_us %llu\nsystem_us %llu\n"
+	    "max_rss_kib %ld\n",
+	    state_names[job->state], boot_id(), getpid(), job->step, step, (long long)job->started_unix_ms,
+	    (long long)job->ended_unix_ms, job->cause, job->status, job->detail, (unsigned long long)job->log.end,
+	    (unsigned long long)job->log.lost, (unsigned long long)micros(job->usage.ru_utime),
+	    (unsigned long long)micros(job->usage.ru_stime), job->usage.ru_maxrss);
 }
 
 /* Replace the record as a whole. The last one must be on disk before anybody hears of the end. */
@@ -203,14 +203,20 @@ static void start_step(struct job *job)
 	for (const char *arg; argc < STRINGS_MAX && (arg = packed_str(&p, step->args_end));)
 		argv[argc++] = (char *)(uintptr_t)arg;
 	argv[argc] = NULL;
-	struct launch l = {.argv = argv, .envp = job->env.vars, .cwd = job->plan->cwd, .stdin_fd = 0,
-			   .stdout_fd = job->output[1], .stderr_fd = job->output[1], .cgroups = &job->plan->cgroups,
+	struct launch l = {.argv = argv,
+			   .envp = job->env.vars,
+			   .cwd = job->plan->cwd,
+			   .stdin_fd = 0,
+			   .stdout_fd = job->output[1],
+			   .stderr_fd = job->output[1],
+			   .cgroups = &job->plan->cgroups,
 			   .user = job->plan->has_user && job->s->switch_user ? &job->user : NULL,
 			   .limits = &job->plan->limits};
 	struct launch_error error;
 	pid_t leader = launch(&l, &error);
 	if (leader < 0) {
-		snprintf(job->detail, sizeof(job->detail), "step %.64s: %s: %s", step->name, error.what, strerror(error.err));
+		snprintf(job->detail, sizeof(job->detail), "step %.64s: %s: %s", step->name, error.what,
+			 strerror(error.err));
 		end(job, JOB_START_FAILED, LEFTOVER_GRACE_MS);
 		return;
 	}
@@ -262,7 +268,8 @@ static void on_deadline(struct job *job)
 	int64_t now = boot_ms();
 	bool late = (job->step_at && now >= job->step_at) || (job->job_at && now >= job->job_at);
 	if (late && job->state == JOB_RUNNING) {
-		snprintf(job->detail, sizeof(job->detail), "the deadline of %s", job->step_at && now >= job->step_at ? "a step" : "the job");
+		snprintf(job->detail, sizeof(job->detail), "the deadline of %s",
+			 job->step_at && now >= job->step_at ? "a step" : "the job");
 		end(job, JOB_TIMEOUT, job->plan->grace_ms);
 	}
 	arm(job);
@@ -298,7 +305,7 @@ static void on_stop(struct job *job, const struct frame *f)
 		snprintf(job->detail, sizeof(job->detail), "%.200s", frame_str(f, TAG_DETAIL, ""));
 	job->detail[strcspn(job->detail, "\n")] = 0;
 	reply(job, f, 0, "");
-	end(job, JOB_STOPPED, frame_u64(f, TAG_GRACE_MS, job->plan->grace_ms));
+	end(job, JOB_STOPPED, frame_ms(f, TAG_GRACE_MS, job->plan->grace_ms));
 }
 
 static void on_signal(struct job *job, const struct frame *f)
@@ -380,7 +387,7 @@ static int wait_ms(const struct job *job)
 
 static void turn(struct job *job)
 {
-	struct pollfd fds[] = {{job->signals, POLLIN, 0},   {job->timer, POLLIN, 0},	 {job->output[0], POLLIN, 0},
+	struct pollfd fds[] = {{job->signals, POLLIN, 0},   {job->timer, POLLIN, 0},   {job->output[0], POLLIN, 0},
 			       {job->candidate, POLLIN, 0}, {job->control, POLLIN, 0}, {job->s->listener, POLLIN, 0}};
 	poll(fds, COUNT(fds), wait_ms(job));
 	if (fds[2].revents)
@@ -430,9 +437,17 @@ static void prepare(struct job *job)
 _Noreturn void supervisor_main(const struct supervisor *s)
 {
 	static struct job job;
-	job = (struct job){.s = s, .plan = s->plan, .step = -1, .control = -1, .candidate = -1, .started_unix_ms = unix_ms(),
-			   .log = {.dir = s->dir, .fd = -1, .segment_bytes = s->plan->segment_bytes,
-				   .bytes_max = s->plan->log_bytes_max, .owner = s->owner}};
+	job = (struct job){.s = s,
+			   .plan = s->plan,
+			   .step = -1,
+			   .control = -1,
+			   .candidate = -1,
+			   .started_unix_ms = unix_ms(),
+			   .log = {.dir = s->dir,
+				   .fd = -1,
+				   .segment_bytes = s->plan->segment_bytes,
+				   .bytes_max = s->plan->log_bytes_max,
+				   .owner = s->owner}};
 	prepare(&job);
 	save(&job);
 	job.job_at = in_ms(s->plan->timeout_ms);

@@ -45,9 +45,10 @@ static bool read_process(const char *pid, struct process *p)
 	char *after = strrchr(text, ')'), state;
 	p->pid = atoi(pid);
 	p->ours = false;
-	return after && sscanf(after + 1,
-			       " %c %d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %llu",
-			       &state, &p->parent, &p->start) == 3 && state != 'Z';
+	return after &&
+	       sscanf(after + 1, " %c %d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %llu",
+		      &state, &p->parent, &p->start) == 3 &&
+	       state != 'Z';
 }
 
 static size_t read_processes(struct process **list)

@@ -279,14 +279,19 @@ def _need_namespaces(uid: int) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _node(state_dir: Path, kp_init: Path, uid: int) -> AsyncIterator[Node]:
+async def _node(state_dir: Path, kp_init: Path, uid: int, owner_uid: int | None = None) -> AsyncIterator[Node]:
     _need_namespaces(uid)
     work = state_dir / "work"
     binary = Path(shutil.copy(kp_init, state_dir / "kp-init"))
     cgroups = tuple(path for path in (Path("/sys/fs/cgroup"),) if path.is_dir())
     ids = ((0, 0), (ORDINARY_UID, ORDINARY_UID), (UID_BASE, UID_BASE + RANGE * 1000)) if uid == 0 else ()
     config = SpawnerConfig(
-        work, allow_sources=(Path("/usr"), state_dir), allow_cgroups=cgroups, allow_uids=ids, runtime_dir=work / "s"
+        work,
+        allow_sources=(Path("/usr"), state_dir),
+        allow_cgroups=cgroups,
+        allow_uids=ids,
+        runtime_dir=work / "s",
+        owner_uid=owner_uid,
     )
     if uid != os.geteuid():
         os.chown(state_dir, uid, uid)
@@ -346,6 +351,18 @@ def restart_spawner() -> Callable[[Node], Awaitable[None]]:
         await node.connect()
 
     return restart
+
+
+@pytest.fixture
+def second_owner() -> "Callable[[Node, int], contextlib.AbstractAsyncContextManager[Node]]":
+    """A root spawner whose agent is another user."""
+
+    def start(node: Node, owner_uid: int) -> contextlib.AbstractAsyncContextManager[Node]:
+        other = node.config.state_dir.parent / "owned"
+        other.mkdir()
+        return _node(other, node.binary, 0, owner_uid)
+
+    return start
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """The program is built from its source, once, and again when the source changed."""
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -33,6 +34,15 @@ def test_a_compiler_error_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with pytest.raises(BuildError, match="nonsense"):
         binary.build(tmp_path / "kp-init")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.c"]
+
+
+def test_the_source_builds_for_arm64_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of the world's cheap machines are arm64."""
+    if shutil.which("aarch64-linux-gnu-gcc") is None:
+        pytest.skip("no cross compiler: install gcc-aarch64-linux-gnu and libc6-dev-arm64-cross")
+    monkeypatch.setenv("CC", "aarch64-linux-gnu-gcc")
+    binary.build(tmp_path / "kp-init")
+    assert (tmp_path / "kp-init").read_bytes()[18] == 183  # EM_AARCH64
 
 
 async def test_a_spawner_is_started_once_and_outlives_its_starter(kp_init: Path, state_dir: Path) -> None:

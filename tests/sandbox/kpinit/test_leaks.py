@@ -27,7 +27,6 @@ def footprint(node: Any) -> dict[str, int]:
         "own descriptors": len(list(Path("/proc/self/fd").iterdir())),
         "mounts": len(Path(f"/proc/{pid}/mountinfo").read_text().splitlines()),
         "sockets": len(list((node.config.state_dir / "s").glob("*.sock"))),
-        "mounted on": len(list((node.config.state_dir / "mnt").iterdir())),
         "memory KiB": int(Path(f"/proc/{pid}/statm").read_text().split()[5]) // 64,
     }
 

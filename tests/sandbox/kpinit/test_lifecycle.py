@@ -14,6 +14,7 @@ from kernpool_sandbox.kpinit.errors import GoneError, SetupError
 from kernpool_sandbox.kpinit.init import InitClient
 from kernpool_sandbox.kpinit.plan import Bind, Dir, ExecCause, ExecSpec, File, Kind, Overlay, Rlimit, Symlink, Tmpfs
 from kernpool_sandbox.kpinit.record import EndCause
+from kernpool_sandbox.kpinit.spawner import SpawnerClient
 
 
 async def test_a_new_sandbox_says_hello_when_it_is_ready(node: Any) -> None:
@@ -81,6 +82,20 @@ async def test_the_environment_of_the_claim_holds_for_every_command(node: Any) -
     text = await box.sh('echo "$A $B $C $HOME $USER $PATH"', env={"B": "exec", "C": ""})
     assert text.split(" ", 3)[:2] == ["claim", "exec"]
     assert "/root root /usr/local/sbin:" in text
+
+
+async def test_a_command_may_be_long_up_to_the_frame(node: Any) -> None:
+    """`xargs` makes long commands: all of it arrives, or nothing starts."""
+    box = await node.box()
+    words = tuple(f"{number:06d}" for number in range(7000))
+    assert (await box.run("sh", "-c", "echo $#", "sh", *words)).stdout == b"7000\n"
+    env = {f"V{number}": "x" for number in range(5000)}
+    assert int(await box.sh("env | grep -c ^V", env=env)) == 5000
+    with pytest.raises(OSError, match="limit of 131072"):
+        await box.run("echo", "x" * 131072)
+    with pytest.raises(OSError, match="Invalid argument") as caught:
+        await box.run("true", env={"": "x"})
+    assert "environment" in str(caught.value.filename)
 
 
 async def test_a_sandbox_is_handed_out_once(node: Any) -> None:
@@ -327,6 +342,30 @@ async def test_only_its_owner_reaches_a_sandbox(node: Any) -> None:
     path = Path(box.spawned.socket_path)
     assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+
+
+async def test_an_agent_of_another_user_reaches_what_it_owns(root_node: Any, second_owner: Any) -> None:
+    """On a root install the spawner is root and the agent is `kernpool`: it may ask, and nobody else may."""
+    uid, other = 61234, 61235
+    node = second_owner(root_node, uid)
+    async with node as owned:
+        box = await owned.box()
+        os.seteuid(uid)
+        try:
+            client = await SpawnerClient.connect(owned.config.socket_path)
+            await client.ping()
+            again = await InitClient.attach(box.spawned.socket_path)
+            await again.ping()
+        finally:
+            os.seteuid(0)
+        client.close()
+        again.close()
+        os.seteuid(other)
+        try:
+            with pytest.raises(PermissionError):
+                await SpawnerClient.connect(owned.config.socket_path)
+        finally:
+            os.seteuid(0)
 
 
 async def test_nothing_listens_where_no_sandbox_is(state_dir: Path) -> None:

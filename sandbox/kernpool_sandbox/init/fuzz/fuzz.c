@@ -116,7 +116,10 @@ static void mutate(uint8_t *data, size_t *len, size_t cap)
 			break;
 		case 1: /* an edge as a length */
 			if (*len - at >= 4)
-				memcpy(data + at, (uint32_t[]){random_u64() % 3 ? (uint32_t)(*len - at) : 0xffffffffU - (uint32_t)(random_u64() % 16)}, 4);
+				memcpy(data + at,
+				       (uint32_t[]){random_u64() % 3 ? (uint32_t)(*len - at)
+								     : 0xffffffffU - (uint32_t)(random_u64() % 16)},
+				       4);
 			break;
 		case 2: /* cut */
 			*len = at;
