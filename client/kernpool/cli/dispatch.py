@@ -69,6 +69,7 @@ def make_parser(command: Command, module: Any) -> "Parser":
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    parser.takes_command = command.takes_command
     module.add_arguments(parser)
     return parser
 
@@ -77,12 +78,17 @@ def make_parser(command: Command, module: Any) -> "Parser":
 class Parser(argparse.ArgumentParser):
     """argparse with our words, and a near match for a mistyped option."""
 
+    takes_command = False
+    """What follows `--` is a command for elsewhere."""
+
     def error(self, message: str) -> NoReturn:
         """Raise UsageError."""
         unknown = message.removeprefix("unrecognized arguments: ").split()
         if message.startswith("unrecognized arguments") and unknown[0].startswith("-"):
             option = unknown[0].split("=")[0]
             message = f"there is no option {option}{_near(option, list(self._option_string_actions))}"
+        elif message.startswith("unrecognized arguments") and self.takes_command:
+            message = f"put -- before the command: -- {' '.join(unknown)}"
         raise UsageError(message)
 
 

@@ -5,9 +5,10 @@ from typing import Final
 
 from rich.console import Console, RenderableType
 from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
+
+from kernpool.cli.terminal import clean
 
 STATE_STYLES: Final = {
     "ready": "green",
@@ -37,7 +38,7 @@ def make_table(columns: Sequence[str], rows: Sequence[Sequence[str]], title: str
     for column in columns:
         table.add_column(column, overflow="fold")
     for row in rows:
-        table.add_row(*[Text(cell or "-", style=STATE_STYLES.get(cell, "")) for cell in row])
+        table.add_row(*[Text(clean(cell) or "-", style=STATE_STYLES.get(cell, "")) for cell in row])
     return table
 
 
@@ -54,15 +55,3 @@ def watch(render: Callable[[], RenderableType], every_s: float) -> None:
         while True:
             time.sleep(every_s)
             live.update(render(), refresh=True)
-
-
-def progress_bar() -> Progress:
-    """Make the progress of a bulk create, on stderr."""
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=Console(stderr=True),
-        transient=True,
-    )
