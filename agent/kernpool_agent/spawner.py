@@ -1,6 +1,6 @@
 """Who owns the node's work: the spawner, found where kp-work.service runs it, else started beside an embedded agent.
 
-Under systemd `kp-agent work` becomes the spawner in the foreground of kp-work.service, as root and in a cgroup of its own,
+Under systemd `kp-agent work` becomes the spawner in the foreground of kp-work.service, as root in a cgroup of its own,
 so that restarting kp-agent.service (or its death) touches no work, and the agent needs no rights: link, HTTP and images
 are handled as user `kernpool`, and root lives in the spawner alone, which takes a closed list of requests within the
 owner's ceiling. Embedded, the spawner is started with the agent's own rights, in a session of its own.

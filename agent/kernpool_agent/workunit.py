@@ -1,11 +1,11 @@
 """The cgroup that owns the node's work: where it is, how it is divided, and how it is handed to an agent without root.
 
-`kp-agent work` runs as root in kp-work.service (or by hand); the agent may run as another user. Work's cgroups lie below
+`kp-agent work` runs as root in kp-work.service (or by hand); the agent may run as another user. Work's cgroups:
 
     <unit>/spawner            the spawner itself (v2 allows no processes beside divided children)
     <unit>/work-<uid>/        the agent's to divide: it makes a cgroup per sandbox and job and sets its limits
 
-once for each v1 controller, or once in v2. The agent learns the place from the file `cgroup-parent` in the work directory.
+once for each v1 controller, or once in v2. The agent learns the place from the work directory's file `cgroup-parent`.
 """
 
 import contextlib

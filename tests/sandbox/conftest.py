@@ -24,6 +24,8 @@ from kernpool_sandbox.runtime import SandboxRuntime
 from kernpool_sandbox.startup import tag_of
 
 USER_UID = 1001
+POLL_S = 0.005
+"""Pause between two looks at a condition."""
 LEFT_DEADLINE_S = 10.0
 NO_POOL = PoolPolicy(auto_max=0, auto_min=0)
 """For stories that count what is there: nothing is parked unless the story asks for it."""
@@ -77,7 +79,7 @@ def as_user() -> AsUser:
             **user_options(),
         )
         assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+        return str(done.stdout)
 
     return run
 
@@ -113,7 +115,7 @@ class Traces:
         while left := self.left():
             if asyncio.get_running_loop().time() > deadline:
                 raise AssertionError("the story left behind:\n" + "\n".join(left))
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(POLL_S)
 
 
 def open_files() -> int:
@@ -204,7 +206,7 @@ async def until(condition: Callable[[], bool], within_s: float, what: str) -> No
     deadline = asyncio.get_running_loop().time() + within_s
     while not condition():
         assert asyncio.get_running_loop().time() < deadline, f"no {what} within {within_s} s"
-        await asyncio.sleep(0.005)
+        await asyncio.sleep(POLL_S)
 
 
 async def open_node(config: RuntimeConfig) -> Node:
