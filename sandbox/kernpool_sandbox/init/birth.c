@@ -213,7 +213,7 @@ static int clone_sandbox(const struct place *place, struct sandbox_plan *plan, s
 	born->pid = sys_clone3(flags, &born->pidfd);
 	if (born->pid == 0)
 		sandbox_main(&(struct sandbox){
-			.plan = plan, .staging = place->staging, .listener = listener, .end = born->end, .sync = sync[1]});
+			.plan = plan, .listener = listener, .end = born->end, .sync = sync[1]});
 	int err = born->pid < 0 ? failed(why, "new namespaces") : 0;
 	close(sync[1]);
 	if (!err)

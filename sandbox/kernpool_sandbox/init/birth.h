@@ -9,7 +9,6 @@
 struct place {
 	const struct ceiling *ceiling;
 	int sandboxes, jobs; /* the directories s/ and j/ */
-	const char *staging;
 };
 
 struct born {

@@ -103,8 +103,7 @@ static int lock_state(const struct spawner_options *o)
 
 int place_prepare(struct place *place, const struct spawner_options *o)
 {
-	static char staging[4096];
-	char path[4096];
+	char path[4096], staging[4096];
 	if (lock_state(o) < 0)
 		return -1;
 	place->ceiling = &o->ceiling;
@@ -112,10 +111,13 @@ int place_prepare(struct place *place, const struct spawner_options *o)
 	snprintf(path, sizeof(path), "%s/j", o->state);
 	place->jobs = make_dir(path, 0700, o->ceiling.owner);
 	snprintf(staging, sizeof(staging), "%s/mnt", o->state);
-	place->staging = staging;
 	int mnt = make_dir(staging, 0755, (uid_t)-1);
 	if (place->sandboxes < 0 || place->jobs < 0 || mnt < 0)
 		return -1;
+	/* The spawner lives in it, and so does each sandbox at first: an empty host directory, each in its own mount
+	 * namespace, to mount its staging tmpfs on. */
+	if (fchdir(mnt) < 0)
+		return fail("cannot enter", staging);
 	close(mnt);
 	sweep(place->sandboxes);
 	sweep(place->jobs);

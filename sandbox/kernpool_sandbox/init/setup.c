@@ -113,7 +113,8 @@ _Noreturn void sandbox_main(struct sandbox *s)
 	/* A network namespace is what costs most of a sandbox: made here, it holds up neither the spawner nor its replies. */
 	check(unshare(CLONE_NEWCGROUP | (plan->flags & PLAN_NETNS ? CLONE_NEWNET : 0)) == 0, "new namespaces");
 	int nsources = wait_for_maps(s->sync, sources);
-	check(chdir(s->staging) == 0, "the staging directory");
+	/* We stand in the staging directory, as the spawner does: by its path, below another user's private directory, no
+	 * root of a user namespace could enter it. */
 	become_root_inside(plan);
 	mounts_build(plan, sources, nsources);
 	check(tree_open(), "a plan must mount /proc; opening it");

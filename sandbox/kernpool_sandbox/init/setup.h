@@ -6,7 +6,6 @@
 
 struct sandbox {
 	struct sandbox_plan *plan;
-	const char *staging; /* an empty host directory to mount on, in our own mount namespace */
 	int listener, end, sync;
 };
 
