@@ -1,14 +1,16 @@
-"""The cgroup that owns the node's work: where it is, how it is divided, and how it is handed to an agent without root.
+"""What `kp-agent work` prepares for an agent that may have no rights itself: directories, cgroups, kernel answers.
 
-`kp-agent work` runs as root in kp-work.service (or by hand); the agent may run as another user. Work's cgroups:
+`kp-agent work` runs as root in kp-work.service (or by hand), the agent as another user. Work's cgroups lie below
 
     <unit>/spawner            the spawner itself (v2 allows no processes beside divided children)
     <unit>/work-<uid>/        the agent's to divide: it makes a cgroup per sandbox and job and sets its limits
 
-once for each v1 controller, or once in v2. The agent learns the place from the work directory's file `cgroup-parent`.
+once for each v1 controller, or once in v2. The agent learns the place from the file `cgroup-parent` in the work
+directory, and what the kernel grants the spawner from `probe.json`.
 """
 
 import contextlib
+import json
 import os
 import re
 from collections.abc import Iterator
@@ -16,6 +18,7 @@ from pathlib import Path
 
 LEAF = "spawner"
 PARENT_FILE = "cgroup-parent"
+PROBE_FILE = "probe.json"
 _CONTROLLERS = ("memory", "cpu", "pids")
 _DELEGATED = ("", "cgroup.procs", "cgroup.subtree_control", "cgroup.threads", "tasks")
 """What the owner of a v2 (or v1) sub-tree must be able to write: the directory itself and these files."""
@@ -27,6 +30,15 @@ def parent_of_work(work_dir: Path) -> str:
         return (work_dir / PARENT_FILE).read_text(encoding="utf-8").strip()
     except FileNotFoundError:
         return ""
+
+
+def probed(work_dir: Path) -> dict[str, str] | None:
+    """Return the kernel's answers to the spawner's user, or None when `kp-agent work` left none."""
+    try:
+        answers = json.loads((work_dir / PROBE_FILE).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    return answers if isinstance(answers, dict) else None
 
 
 def make_directories(state_dir: Path, work_dir: Path, owner_uid: int) -> int:
@@ -72,11 +84,22 @@ def prepare(work_fd: int, owner_uid: int, *, unit: str, root: Path = Path("/sys/
         _divide(top / unit)
         (top / parent).mkdir(exist_ok=True)
         hand_over(top / parent, owner_uid)
-    # O_EXCL: nothing that the agent put in our way is written to.
-    fd = os.open(PARENT_FILE, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644, dir_fd=work_fd)
-    with os.fdopen(fd, "w") as file:
-        file.write(parent + "\n")
+    _write(work_fd, PARENT_FILE, parent + "\n")
     return parent
+
+
+def leave_answers(work_fd: int, answers: dict[str, str]) -> None:
+    """Write down what the kernel grants us, for the agent. Raises OSError."""
+    _write(work_fd, PROBE_FILE, json.dumps(answers) + "\n")
+
+
+def _write(work_fd: int, name: str, text: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(name, dir_fd=work_fd)
+    # O_EXCL: nothing that the agent put in our way is written to.
+    fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644, dir_fd=work_fd)
+    with os.fdopen(fd, "w") as file:
+        file.write(text)
 
 
 def hand_over(directory: Path, owner_uid: int) -> None:

@@ -91,7 +91,7 @@ async def _open_locked(config: RuntimeConfig, lock_fd: int) -> Parts:
     facts = cgroup_detect.detect(parent=config.cgroup_parent)
     tree, facts = _open_tree(facts, tag_of(config.state_dir))
     spawning = Spawning(_spawner_config(config, tree.bases), _binary(config))
-    probing = asyncio.ensure_future(ask_kernel(config.images))
+    probing = asyncio.ensure_future(_probed(config))
     try:
         client = await spawning.connect()
     except (KpInitError, OSError) as error:
@@ -106,6 +106,10 @@ async def _open_locked(config: RuntimeConfig, lock_fd: int) -> Parts:
     maker = SlotMaker(config, spawning, journal, cgroups, uids)
     planner = Planner(config, isolation, images)
     return Parts(config, isolation, spawning, cgroups, journal, images, planner, maker, boot_id, lock_fd)
+
+
+async def _probed(config: RuntimeConfig) -> dict[str, str]:
+    return dict(config.probed) if config.probed is not None else await ask_kernel(config.images)
 
 
 async def _answers(probing: "asyncio.Future[dict[str, str]]") -> dict[str, str]:
