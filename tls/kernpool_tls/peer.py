@@ -62,7 +62,7 @@ class Revocations:
         """Raises RevokedError."""
         if peer.node_id in self._node_ids:
             raise RevokedError(
-                f"node {peer.node_id} was removed from this cluster; enrol the machine as a new node to bring it back"
+                f"node {peer.node_id} was removed; enrol it again as a new node to bring the machine back"
             )
         if peer.serial in self._serials:
             raise RevokedError(f"node {peer.node_id} shows a certificate that was replaced when it enrolled again")

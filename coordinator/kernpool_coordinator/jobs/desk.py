@@ -72,7 +72,7 @@ class JobDesk:
         self._waiters: dict[int, set[asyncio.Future[None]]] = {}
         """By job number; no empty sets."""
         self._later: deque[Start | Stop] = deque(maxlen=LATER_MAX)
-        """Orders whose node's send queue was full; tried again at the next tick."""
+        """Orders whose node had no room for them (a full queue, a fault of its own); sent again at the next tick."""
         self._held: dict[int, list[Instruction]] = {}
         """What befell a new job before its row was on disk; done once it is, dropped when it never gets there."""
         self.over: dict[str, int] = {}
@@ -236,8 +236,10 @@ class JobDesk:
             return StopAttempt(request_id, order.job_id, order.index, order.fence, order.reason, GRACE_S)
 
         def answered(code: str, error: str) -> None:
-            key = (order.job_id, order.index, order.fence)
-            self.settle(self.scheduler.jobs.stop_answered(key, code, error, self._clock.now()))
+            if code in ("busy", "internal"):
+                self._later.append(order)  # at the next tick: at once would be a race with a node in trouble
+                return
+            self.settle(self.scheduler.jobs.stop_answered(order, code, error, self._clock.now()))
 
         try:
             self._links.send(order.node_id, make, "StopAttempt", self._reply_timeout_s, answered)
