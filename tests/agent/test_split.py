@@ -33,9 +33,7 @@ def python_for_others() -> tuple[str, dict[str, str]]:
             continue
         if done.returncode == 0:
             return interpreter, env
-    pytest.skip(
-        "no Python here that a user without rights can run together with our modules"
-    )
+    pytest.skip("no Python here that a user without rights can run together with our modules")
 
 
 class Node:
