@@ -9,7 +9,6 @@ import hashlib
 import json
 import os
 import shutil
-import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,17 +62,11 @@ def prepare(
     base.mkdir(parents=True, exist_ok=True)
     trees, links = _top_level(host)
     scans = _scan_all(base, trees, frozenset({*ALWAYS_HIDDEN, *forbidden}), now_unix_s, host) if hide else []
-    building = base / f"new-{os.getpid()}"
-    shutil.rmtree(building, ignore_errors=True)
-    (building / "root").mkdir(parents=True)
-    skeleton.build(building / "root", host=host, top_links=links)
-    hostscan.write_hide_layer(building / "hide", scans)
-    digest = _digest(building, scans)
+    what = repr((VERSION, hide, sorted(links.items()), skeleton.stamp(host), hostscan.stamp(scans)))
+    digest = hashlib.sha256(what.encode(errors="surrogateescape")).hexdigest()[:16]
     final_path = base / digest
-    if final_path.exists():
-        shutil.rmtree(building)
-    else:
-        building.rename(final_path)
+    if not final_path.exists():
+        _build(base / f"new-{os.getpid()}", final_path, scans, links, host)
     return HostImage(
         digest,
         str(final_path / "root"),
@@ -91,6 +84,19 @@ def remove_unused(images: Path, used: frozenset[str]) -> list[str]:
             shutil.rmtree(path, ignore_errors=True)
             removed.append(path.name)
     return removed
+
+
+def _build(building: Path, final_path: Path, scans: Iterable[TreeScan], links: dict[str, str], host: Path) -> None:
+    shutil.rmtree(building, ignore_errors=True)
+    (building / "root").mkdir(parents=True)
+    skeleton.build(building / "root", host=host, top_links=links)
+    hostscan.write_hide_layer(building / "hide", scans)
+    try:
+        building.rename(final_path)
+    except OSError:
+        shutil.rmtree(building)
+        if not final_path.exists():  # else another agent made the same image at the same time
+            raise
 
 
 def _top_level(host: Path) -> tuple[list[str], dict[str, str]]:
@@ -138,21 +144,3 @@ def _package_stamp(host: Path) -> list[int]:
         except OSError:
             stamps.append(0)
     return stamps
-
-
-def _digest(building: Path, scans: Iterable[TreeScan]) -> str:
-    """Return a name for what the image holds: its own files, and what of the host is hidden or stripped."""
-    digest = hashlib.sha256(f"{VERSION}".encode())
-    for scan in scans:
-        digest.update(repr((scan.root, list(scan.actions()))).encode(errors="surrogateescape"))
-    for directory, names, files in os.walk(building):
-        names.sort()
-        for name in sorted(names + files):
-            path = Path(directory, name)
-            info = path.lstat()
-            link = str(path.readlink()) if path.is_symlink() else ""
-            what = (str(path.relative_to(building)), info.st_mode, info.st_uid, link)
-            digest.update(repr(what).encode(errors="surrogateescape"))
-            if stat.S_ISREG(info.st_mode):
-                digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]

@@ -131,12 +131,31 @@ def write_hide_layer(target: Path, trees: Iterable[TreeScan]) -> None:
         layer = target / layer_name(tree.root)
         _mirror(tree.root, layer)
         for path, action in tree.actions():
-            inside = layer / os.path.relpath(path, tree.root)
-            _mirror_parents(tree.root, Path(path).parent, layer)
-            if action == "strip":
-                _copy_stripped(path, inside)
-            else:
-                os.mknod(inside, stat.S_IFCHR, os.makedev(0, 0))
+            try:
+                _act(tree.root, path, action, layer)
+            except FileNotFoundError:
+                continue  # removed on the host meanwhile
+
+
+def stamp(trees: Iterable[TreeScan]) -> list[object]:
+    """Return what decides about a hide layer: the actions, and the files of which copies are made."""
+    stamps: list[object] = []
+    for path, action in (row for tree in trees for row in tree.actions()):
+        try:
+            info = os.lstat(path)
+        except FileNotFoundError:
+            continue
+        stamps.append((path, action, info.st_mode, info.st_size, info.st_mtime_ns) if action == "strip" else path)
+    return stamps
+
+
+def _act(root: str, path: str, action: Action, layer: Path) -> None:
+    inside = layer / os.path.relpath(path, root)
+    _mirror_parents(root, Path(path).parent, layer)
+    if action == "strip":
+        _copy_stripped(path, inside)
+    else:
+        os.mknod(inside, stat.S_IFCHR, os.makedev(0, 0))
 
 
 def layer_name(root: str) -> str:

@@ -145,6 +145,28 @@ MADE_UP_IN_ETC: dict[str, str] = {
 _SHADOW = "".join(f"{line.split(':')[0]}:*:19000:0:99999:7:::\n" for line in _USERS.splitlines())
 
 
+def stamp(host: Path = Path("/")) -> list[object]:
+    """Return what decides about the tree that `build` makes: what is made up, and the state of what is copied."""
+    stamps: list[object] = [_DIRECTORIES, MADE_UP_IN_ETC, os.geteuid()]
+    for pattern in COPIED_FROM_ETC:
+        for top in sorted((host / "etc").glob(pattern)):
+            stamps.extend(map(_stamp_of, (str(top), *_below(str(top)))))
+    return stamps
+
+
+def _below(top: str) -> list[str]:
+    return [f"{directory}/{name}" for directory, dirs, files in os.walk(top) for name in sorted((*dirs, *files))]
+
+
+def _stamp_of(path: str) -> object:
+    try:
+        info = os.lstat(path)
+    except OSError:
+        return path
+    link = os.readlink(path) if stat.S_ISLNK(info.st_mode) else ""  # noqa: PTH115 - a Path for each of a thousand
+    return (path, info.st_mode, info.st_size, 0 if link else info.st_mtime_ns, link)
+
+
 def build(target: Path, *, host: Path = Path("/"), top_links: dict[str, str] | None = None) -> None:
     """Make the tree in the empty directory `target`; `top_links` are the host's own (bin -> usr/bin). OSError."""
     target.chmod(0o755)

@@ -19,6 +19,7 @@ from kernpool_mesh.messages import Command, CommandResult, SandboxStatus, Templa
 from kernpool_mesh.reasons import EndReason
 from kernpool_sandbox.cgroup_detect import detect
 from kernpool_sandbox.config import RuntimeConfig
+from kernpool_sandbox.kpinit.launch import default_runtime_dir
 from kernpool_sandbox.pool import PoolPolicy
 from kernpool_sandbox.runtime import SandboxRuntime
 from kernpool_sandbox.startup import tag_of
@@ -27,6 +28,8 @@ USER_UID = 1001
 POLL_S = 0.005
 """Pause between two looks at a condition."""
 LEFT_DEADLINE_S = 10.0
+PREFIXES: list[str] = []
+"""How the names of this process's slots begin: PID 1s show them as their command line."""
 NO_POOL = PoolPolicy(auto_max=0, auto_min=0)
 """For stories that count what is there: nothing is parked unless the story asks for it."""
 
@@ -105,6 +108,8 @@ class Traces:
         found += [f"process {line}" for line in processes_of(self.state_dir)]
         found += [f"cgroup {path}" for path in cgroups_of(self.state_dir)]
         found += [f"file {path}" for name in ("s", "j") for path in (self.state_dir / name).glob("*")]
+        runtime_dir = default_runtime_dir(self.state_dir)
+        found += [f"directory {runtime_dir}"] if runtime_dir.is_dir() and runtime_dir.parent != self.state_dir else []
         if open_files() > self.fds:
             found.append(f"{open_files() - self.fds} descriptors")
         return found
@@ -129,14 +134,14 @@ def mounts() -> list[str]:
 
 
 def processes_of(state_dir: Path) -> list[str]:
-    """Return the living processes that name this state directory: spawners and PID 1s (others die with their PID 1)."""
+    """Return the spawners of this state directory and the PID 1s that this process asked for (others die with them)."""
     found = []
     for entry in os.scandir("/proc"):
         if not entry.name.isdigit():
             continue
         with contextlib.suppress(OSError):
             line = Path(entry.path, "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            if f"{state_dir} " in line and "kp-init" in line:
+            if f"{state_dir} " in line or line.startswith(tuple(f"kp-init {prefix}." for prefix in PREFIXES)):
                 found.append(f"{entry.name} {line[:100]}")
     return found
 
@@ -212,7 +217,9 @@ async def until(condition: Callable[[], bool], within_s: float, what: str) -> No
 async def open_node(config: RuntimeConfig) -> Node:
     """Open a runtime and collect what it reports."""
     updates: list[SandboxStatus] = []
-    return Node(await SandboxRuntime.open(config, on_update=updates.extend), updates)
+    node = Node(await SandboxRuntime.open(config, on_update=updates.extend), updates)
+    PREFIXES.append(node.runtime._maker._names._prefix)
+    return node
 
 
 @pytest.fixture

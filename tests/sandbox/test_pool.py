@@ -6,7 +6,13 @@ from hypothesis import strategies as st
 from kernpool_sandbox.pool import Drain, Park, ParkedPools, PoolPhase, PoolPolicy, Target
 
 POLICY = PoolPolicy(
-    parked_max=100, auto_max=20, auto_min=2, auto_drain_after_s=60, refill_at_once=4, refill_quiet_s=0.05
+    parked_max=100,
+    auto_max=20,
+    auto_min=2,
+    auto_drain_after_s=60,
+    refill_at_once=4,
+    refill_quiet_s=0.05,
+    busy_concurrency=2,
 )
 
 

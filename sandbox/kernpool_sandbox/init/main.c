@@ -14,6 +14,7 @@
 
 #include "proto.h"
 #include "spawner.h"
+#include "util.h"
 
 #ifndef MFD_EXEC
 #define MFD_EXEC 0x0010U
@@ -91,6 +92,7 @@ int main(int argc, char **argv, char **envp)
 		return 2;
 	}
 	run_from_memory(argv, envp);
+	command_line_hold(argc, argv);
 	options.ceiling.owner = (uid_t)-1;
 	options.ceiling.privileged = may_admin();
 	for (int i = 2; i < argc; i += 2) {

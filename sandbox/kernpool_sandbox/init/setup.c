@@ -106,6 +106,7 @@ _Noreturn void sandbox_main(struct sandbox *s)
 	struct sandbox_plan *plan = s->plan;
 	int sources[SOURCES_MAX], keep[3 + CGROUPS_MAX] = {s->listener, s->end, s->sync};
 	end_fd = s->end;
+	command_line_set(plan->id);
 	memcpy(keep + 3, plan->cgroups.fd, sizeof(int) * (size_t)plan->cgroups.n);
 	close_all_except(keep, 3 + (size_t)plan->cgroups.n);
 	signal(SIGPIPE, SIG_DFL); /* what is ignored here would stay ignored in every program */

@@ -112,6 +112,22 @@ bool valid_id(const char *id)
 	return true;
 }
 
+static char *command_line;
+static size_t command_line_size;
+
+void command_line_hold(int argc, char **argv)
+{
+	command_line = argv[0];
+	for (int i = 0; i < argc && argv[i] == command_line + command_line_size; i++)
+		command_line_size += strlen(argv[i]) + 1;
+}
+
+void command_line_set(const char *id)
+{
+	memset(command_line, 0, command_line_size);
+	snprintf(command_line, command_line_size, "kp-init %s", id);
+}
+
 const char *boot_id(void)
 {
 	static char id[64];

@@ -29,6 +29,11 @@ bool valid_id(const char *id); /* a file name: 1 to 64 of a-z A-Z 0-9 . _ - and 
 
 const char *boot_id(void);
 
+/* What `ps` shows of us: hold the place once, then put "kp-init ID" there. A sandbox's own programs can read it, too, and
+ * the spawner's flags name paths of the host. */
+void command_line_hold(int argc, char **argv);
+void command_line_set(const char *id);
+
 /* Append how a sandbox ended to its record, once: one write of at most 512 bytes. */
 void end_record(int fd, const char *cause, int status, const char *detail);
 
