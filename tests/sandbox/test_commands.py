@@ -9,7 +9,7 @@ import pytest_asyncio
 
 from kernpool_mesh.messages import Command, CommandResult
 from kernpool_mesh.reasons import EndReason
-from tests.sandbox.conftest import Node
+from tests.sandbox.conftest import Node, until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -162,8 +162,7 @@ async def test_hundreds_of_commands_one_after_another_leak_nothing(shared: Node,
     before = open_files()
     for _ in range(300):
         assert (await run(shared, box, "true")).exit_code == 0
-    await asyncio.sleep(0.1)
-    assert open_files() == before
+    await until(lambda: open_files() == before, 5, "as few descriptors as before")
 
 
 # --- streams ---
@@ -184,8 +183,9 @@ async def test_streams_come_as_they_are_written(shared: Node, box: str) -> None:
 
 async def test_a_slow_reader_slows_the_command_and_loses_nothing(shared: Node, box: str) -> None:
     """Ten megabytes through a client on a slow line: the agent holds a window, not the whole."""
-    process = await shared.runtime.exec(box, Command(["head", "-c", "10000000", "/dev/zero"]), stdin=False)
-    await asyncio.sleep(0.2)
+    script = "head -c 10000000 /dev/zero; touch /tmp/written"
+    process = await shared.runtime.exec(box, Command(["sh", "-c", script]), stdin=False)
+    assert (await shared.sh(box, "test -e /tmp/written")).exit_code == 1, "nobody read, so it waits"
     total = 0
     async for chunk in process.stdout:
         total += len(chunk)
