@@ -22,7 +22,7 @@ def main() -> int:
     """Run the demo; 0 also where this machine allows no sandboxes and the reason was shown."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     keep = os.environ.get("KEEP") == "1"
-    home = Path(os.environ.setdefault("KERNPOOL_HOME", tempfile.mkdtemp(prefix="kernpool-")))
+    home = own_home()
     try:
         return demonstrate()
     except KeyboardInterrupt:
@@ -30,10 +30,21 @@ def main() -> int:
         return 130
     finally:
         if keep:
-            print(f"\nStill running (KEEP=1). Use it:  export KERNPOOL_HOME={home}; {KERNPOOL[0]} -m kernpool status")
-            print(f"Stop it:  KERNPOOL_HOME={home} {KERNPOOL[0]} -m kernpool api stop --yes")
+            print("\n== Still running (KEEP=1)")
+            print(f"export KERNPOOL_HOME={home}; alias kernpool='{KERNPOOL[0]} -m kernpool'")
+            print("kernpool status              # use it")
+            print("kernpool api stop --yes; rm -r $KERNPOOL_HOME; unset KERNPOOL_HOME   # stop it")
         else:
             stop(home)
+
+
+def own_home() -> Path:
+    """Make a home for this demo alone: it ends all that runs there, so it must never be the one a person works with."""
+    for name in [name for name in os.environ if name.startswith("KERNPOOL_")]:
+        del os.environ[name]
+    home = Path(tempfile.mkdtemp(prefix="kernpool-"))
+    os.environ["KERNPOOL_HOME"] = str(home)
+    return home
 
 
 def demonstrate() -> int:
@@ -120,7 +131,7 @@ def stop(home: Path) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     say("Stopping")
     stopped = run("api", "stop", "--yes")
-    if stopped == 0 and home.name.startswith("kernpool-"):
+    if stopped == 0:
         shutil.rmtree(home)
 
 
