@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
 from kernpool_mesh import messages as m
@@ -158,6 +159,27 @@ async def test_a_new_node_enrols_tells_what_it_has_and_runs_a_job_and_a_sandbox(
     (item,) = (await made(coordinator, sandboxes(coordinator, 1, m.Command(["/bin/echo", "hi"])))).values()
     assert item.result is not None
     assert item.result.stdout == b"hi\n"
+
+
+async def test_metrics_are_served_on_loopback_and_keys_stay_out_of_the_process(
+    agent: AgentProcess, coordinator: Any
+) -> None:
+    """Prometheus on the node scrapes the agent; and no private key was ever in its memory."""
+    await agent.linked()
+    await coordinator.until(lambda: coordinator.all(m.Heartbeat)[2:], "heartbeats")
+    (url,) = coordinator.all(m.Inventory)[0].data_plane_urls
+    async with aiohttp.ClientSession() as session, session.get(f"{url}/metrics", ssl=False) as answer:
+        text = await answer.text()
+    values = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    assert values["kp_agent_linked"] == "1.0"
+    assert values["kp_agent_links_total"] == "1.0"
+    assert float(values["kp_agent_certificate_life_left_ratio"]) > 0.9
+    assert 'kp_agent_sandboxes{state="parked"}' in values
+    assert "kp_agent_process_resident_memory_bytes" in values
+    assert agent.process is not None
+    mapped = Path(f"/proc/{agent.process.pid}/maps").read_text()
+    assert "cryptography" not in mapped
+    assert "pydantic" not in mapped
 
 
 async def test_a_killed_agent_comes_back_to_all_its_work_and_starts_nothing_twice(
