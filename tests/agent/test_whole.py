@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import psutil
 import pytest
 
 from kernpool_mesh import messages as m
@@ -18,6 +19,11 @@ from kernpool_mesh.reasons import EndReason
 
 pytestmark = pytest.mark.timeout(120)
 JOBS, SANDBOXES = 10, 20
+
+
+def command_lines() -> list[str]:
+    """List the command lines of all processes that live; a zombie has none."""
+    return [" ".join(process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])]
 
 
 class AgentProcess:
@@ -87,9 +93,7 @@ class AgentProcess:
 
     def work_processes(self) -> list[str]:
         """Command lines of kp-init processes of this state directory that live."""
-        found = subprocess.run(["ps", "-ewwo", "stat=,args="], capture_output=True, text=True, check=True).stdout
-        lines = [line for line in found.splitlines() if f"--state {self.state_dir}" in line]
-        return [line for line in lines if not line.startswith("Z")]
+        return [line for line in command_lines() if f"--state {self.state_dir}" in line]
 
 
 @pytest.fixture
@@ -392,4 +396,4 @@ async def test_stopping_with_all_work_leaves_nothing(agent: AgentProcess, coordi
     status, told = await agent.run("stop", "--all-work")
     assert status == 0, told
     assert agent.work_processes() == []
-    assert shell("pgrep", "-fx", "sleep 1234.5", check=False) == 1
+    assert "sleep 1234.5" not in command_lines()

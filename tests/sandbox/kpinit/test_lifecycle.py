@@ -202,6 +202,7 @@ async def test_the_plan_is_what_stands_inside(node: Any, state_dir: Path) -> Non
     assert (await box.run("sh", "-c", "head -c 2000000 /dev/zero > /scratch/big")).code != 0
 
 
+@pytest.mark.usefixtures("needs_idmap")
 async def test_an_overlay_can_be_the_root_and_is_private(root_node: Any, state_dir: Path) -> None:
     """An image's files stay as they are, whatever two sandboxes do to them."""
     lower = state_dir / "image"
@@ -220,6 +221,7 @@ async def test_an_overlay_can_be_the_root_and_is_private(root_node: Any, state_d
     assert (lower / "etc" / "passwd").is_symlink()
 
 
+@pytest.mark.usefixtures("needs_idmap")
 async def test_links_in_an_image_lead_nowhere_outside(root_node: Any, state_dir: Path) -> None:
     """An image from the internet may hold `/data -> ../../../..`: mounts and files must still land inside."""
     lower, host = state_dir / "image", state_dir / "host"
