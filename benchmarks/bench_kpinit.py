@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT / "sandbox"))
 from kernpool_sandbox.kpinit.binary import find  # noqa: E402
 from kernpool_sandbox.kpinit.channel import wait_fd  # noqa: E402
 from kernpool_sandbox.kpinit.init import InitClient  # noqa: E402
-from kernpool_sandbox.kpinit.launch import SpawnerConfig, ensure_spawner  # noqa: E402
+from kernpool_sandbox.kpinit.launch import SpawnerConfig, ensure_spawner, remove_runtime_dir  # noqa: E402
 from kernpool_sandbox.kpinit.plan import (  # noqa: E402
     Bind,
     Dev,
@@ -241,7 +241,6 @@ async def main(arguments: argparse.Namespace) -> None:
     config = SpawnerConfig(state / "w", allow_sources=(Path("/usr"),), allow_cgroups=cgroups, allow_uids=ids)
     await ensure_spawner(config, find(), log_path=state / "log")
     spawner = await SpawnerClient.connect(config.socket_path)
-    runtime = (config.state_dir / "s").resolve()
     try:
         await spawner.define_template("bench", image(idmap=spawner.privileged))
         bench = Bench(spawner)
@@ -259,8 +258,8 @@ async def main(arguments: argparse.Namespace) -> None:
     finally:
         await spawner.stop()
         spawner.close()
+        remove_runtime_dir(config)
         shutil.rmtree(state)
-        shutil.rmtree(runtime, ignore_errors=True)
 
 
 def parse() -> argparse.Namespace:

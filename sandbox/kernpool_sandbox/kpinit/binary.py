@@ -61,4 +61,4 @@ def _sources_digest() -> str:
 
 
 if __name__ == "__main__":
-    print(find())  # noqa: T201 - `make` wants it built, and people want to know where
+    print(find())
