@@ -18,7 +18,8 @@ $(STAMP): pyproject.toml packaging/build_hook.py
 # kp-init is C: an editable install builds it once; this rebuilds it when its source changed.
 KP_INIT := sandbox/kernpool_sandbox/_bin/kp-init
 $(KP_INIT): $(STAMP) $(wildcard sandbox/kernpool_sandbox/init/*)
-	PYTHONPATH=sandbox $(BIN)/python -m kernpool_sandbox.kpinit.binary
+	PYTHONPATH=sandbox $(BIN)/python -c "from kernpool_sandbox.kpinit import binary; binary.find()"
+	@touch $@
 
 demo: $(KP_INIT) ## one job and 240 sandboxes on this machine (KEEP=1 leaves it running)
 	$(BIN)/python examples/demo.py

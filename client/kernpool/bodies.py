@@ -340,3 +340,38 @@ class StatusBody(Body):
     """Number of jobs by state."""
     sandboxes: dict[str, int]
     """running, parked."""
+
+
+class HealthBody(Body):
+    """GET /health."""
+
+    status: Literal["ok"]
+
+
+class PoolBody(Body):
+    """How many sandboxes of one template every node keeps parked."""
+
+    template: TemplateBody = TemplateBody()
+    parked: Annotated[int, Field(ge=0, le=10_000)]
+    drain_after_s: Annotated[float, Field(ge=0)] = 600
+    """Unused for so long, the pool is drained; 0: never."""
+
+
+class PoolsBody(Body):
+    """GET and PUT /pools: the whole set."""
+
+    pools: Annotated[list[PoolBody], Field(max_length=256)]
+
+
+class UnreachableSandbox(Body):
+    """A sandbox that could not be removed because its node is away."""
+
+    id: str
+    node: str
+
+
+class RemovedBody(Body):
+    """POST /sandboxes/remove and DELETE /sandboxes/{id}: nothing is left of `removed` on their nodes."""
+
+    removed: list[str]
+    unreachable: list[UnreachableSandbox] = []

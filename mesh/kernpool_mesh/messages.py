@@ -6,10 +6,69 @@ people and never compared.
 """
 
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any, ClassVar, final
 
 from kernpool_mesh.reasons import EndReason
+from kernpool_mesh.records import (
+    AttemptState,
+    AttemptStatus,
+    Command,
+    CommandResult,
+    Gpu,
+    Limits,
+    PoolTarget,
+    Resources,
+    SandboxItem,
+    SandboxState,
+    SandboxStatus,
+    Template,
+)
+
+__all__ = [
+    "FRAME_BYTES_MAX",
+    "PROTO_MAX",
+    "PROTO_MIN",
+    "AckAttempts",
+    "AttemptState",
+    "AttemptStatus",
+    "AttemptUpdate",
+    "CertificateIssued",
+    "CertificateRequest",
+    "Command",
+    "CommandResult",
+    "CreateSandboxes",
+    "DataKey",
+    "ExtendSandbox",
+    "ForgetJobs",
+    "Fragment",
+    "Gpu",
+    "Heartbeat",
+    "HeartbeatAck",
+    "Hello",
+    "Inventory",
+    "Limits",
+    "Message",
+    "PoolTarget",
+    "RemoveSandboxes",
+    "Reply",
+    "Resources",
+    "SandboxItem",
+    "SandboxItems",
+    "SandboxState",
+    "SandboxStatus",
+    "SandboxUpdate",
+    "SetPools",
+    "Snapshot",
+    "StartAttempt",
+    "StopAttempt",
+    "StreamCredit",
+    "StreamData",
+    "StreamEof",
+    "StreamOpen",
+    "StreamReset",
+    "Template",
+    "Welcome",
+]
 
 PROTO_MIN = 1
 PROTO_MAX = 1
@@ -17,161 +76,11 @@ FRAME_BYTES_MAX = 16 * 1024
 """The control link's largest frame (DECISIONS 19); what is larger is split or travels in a stream."""
 
 
-class AttemptState(StrEnum):
-    """Where one attempt of one rank of a job stands on its node."""
-
-    ACCEPTED = "accepted"
-    """Journaled with fsync; nothing runs yet."""
-    SETTING_UP = "setting_up"
-    """Its `setup` commands run."""
-    RUNNING = "running"
-    """Its `run` commands run."""
-    ENDED = "ended"
-    """Over; the end reason and exit code are known."""
-
-
-class SandboxState(StrEnum):
-    """Where one sandbox stands on its node."""
-
-    STARTING = "starting"
-    """Asked for and being made or claimed."""
-    RUNNING = "running"
-    """Claimed: commands can run in it."""
-    ENDED = "ended"
-    """Over; the end reason is known."""
-
-
 @dataclass(slots=True)
 class Message:
     """Base of all messages; a subclass has its own TYPE number."""
 
     TYPE: ClassVar[int]
-
-
-# --- shared records (nested arrays; no TYPE of their own) ---
-
-
-@final
-@dataclass(slots=True)
-class Gpu:
-    """One GPU as NVML names it."""
-
-    index: int
-    uuid: str
-    name: str
-    """Short model name as people write it in YAML, e.g. `H100`."""
-    memory_mib: int
-    healthy: bool = True
-
-
-@final
-@dataclass(slots=True)
-class Resources:
-    """An amount of a node's resources: its total, what is free, or what a task takes."""
-
-    cpu_millis: int = 0
-    memory_mib: int = 0
-    disk_mib: int = 0
-    gpus: int = 0
-
-
-@final
-@dataclass(slots=True)
-class Limits:
-    """What one sandbox or job may use at most; 0 means no limit of its own."""
-
-    cpu_millis: int = 0
-    memory_mib: int = 0
-    disk_mib: int = 0
-    pids: int = 0
-
-
-@final
-@dataclass(slots=True)
-class Command:
-    """One command to run in a sandbox or as a step of a job."""
-
-    argv: list[str]
-    env: dict[str, str] = field(default_factory=dict)
-    cwd: str = ""
-    """Empty: the image's or the user's own directory."""
-    user: str = ""
-    """Empty: the template's or the job's own user."""
-    timeout_s: float = 0.0
-    """0: no deadline of its own."""
-    stdin: bytes = b""
-    output_bytes_max: int = 1 << 20
-    """Bytes of each of stdout and stderr that are kept in a CommandResult."""
-
-
-@final
-@dataclass(slots=True)
-class CommandResult:
-    """What came of one command; output beyond the bound is cut and counted."""
-
-    reason: EndReason
-    exit_code: int
-    """The leader's exit code, or 128 + signal."""
-    stdout: bytes = b""
-    stderr: bytes = b""
-    stdout_bytes_dropped: int = 0
-    stderr_bytes_dropped: int = 0
-    detail: str = ""
-    first_output_ms: float = -1.0
-    """From the agent's receipt of the request to the first output byte (or the exit); -1 when unknown."""
-
-
-@final
-@dataclass(slots=True)
-class Template:
-    """What a sandbox is made from; equal templates share one parked pool."""
-
-    image: str = "host"
-    """`host`, or the absolute path of a root filesystem directory or tar on the node."""
-    limits: Limits = field(default_factory=Limits)
-    user: str = "root"
-    cwd: str = "/"
-    env: dict[str, str] = field(default_factory=dict)
-    network: str = "none"
-    allow_setuid: bool = False
-
-
-@final
-@dataclass(slots=True)
-class AttemptStatus:
-    """One attempt as its node knows it."""
-
-    job_id: str
-    index: int
-    """Rank of this attempt within its job, from 0."""
-    fence: int
-    state: AttemptState
-    reason: EndReason | None = None
-    exit_code: int = 0
-    detail: str = ""
-    log_bytes: int = 0
-    """Length of its log so far (bytes ever written)."""
-    started_unix_s: float = 0.0
-    ended_unix_s: float = 0.0
-
-
-@final
-@dataclass(slots=True)
-class SandboxStatus:
-    """One sandbox as its node knows it."""
-
-    sandbox_id: str
-    state: SandboxState
-    reason: EndReason | None = None
-    detail: str = ""
-    parked: bool = False
-    """It was claimed from the pool, not made cold."""
-    started_unix_s: float = 0.0
-    expires_unix_s: float = 0.0
-    template: Template = field(default_factory=Template)
-    labels: dict[str, str] = field(default_factory=dict)
-    workspace: str = "default"
-    owner: str = ""
 
 
 # --- agent -> coordinator ---
@@ -232,7 +141,7 @@ class Heartbeat(Message):
 @final
 @dataclass(slots=True)
 class Snapshot(Message):
-    """All that the node holds; sent after Welcome so that the coordinator can adopt it; several frames if need be."""
+    """All that the node holds; sent after Welcome (several frames, the last says so) for the coordinator to adopt."""
 
     TYPE: ClassVar[int] = 4
     attempts: list[AttemptStatus]
@@ -256,21 +165,6 @@ class SandboxUpdate(Message):
 
     TYPE: ClassVar[int] = 6
     sandboxes: list[SandboxStatus]
-
-
-@final
-@dataclass(slots=True)
-class SandboxItem:
-    """The answer for one sandbox of a bulk create."""
-
-    sandbox_id: str
-    status: SandboxStatus | None = None
-    """None while only the command's result is told."""
-    result: CommandResult | None = None
-    error: str = ""
-    """Not empty: it could not be made, and why."""
-    ready_ms: float = 0.0
-    """From receipt of the request to ready."""
 
 
 @final
@@ -443,17 +337,6 @@ class ExtendSandbox(Message):
 
 @final
 @dataclass(slots=True)
-class PoolTarget:
-    """How many sandboxes of a template should stand parked."""
-
-    template: Template
-    parked: int
-    drain_after_s: float = 600.0
-    """Unused for so long, the pool is drained; 0: never."""
-
-
-@final
-@dataclass(slots=True)
 class SetPools(Message):
     """The whole set of parked pools this node should keep; those not named are drained."""
 
@@ -540,3 +423,13 @@ class StreamReset(Message):
     TYPE: ClassVar[int] = 68
     stream_id: int
     error: str = ""
+
+
+@final
+@dataclass(slots=True)
+class Fragment(Message):
+    """A piece of one encoded message that is larger than a frame; the link joins them, no room ever sees one."""
+
+    TYPE: ClassVar[int] = 69
+    data: bytes
+    last: bool

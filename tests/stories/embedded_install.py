@@ -44,8 +44,9 @@ class Install:
         )
 
     def start(self) -> None:
-        """Start what is missing, on free ports."""
-        self.kernpool("api", "start", "--port", "0", "--node-listen", "127.0.0.1:0")
+        """Start what is missing; on free ports at the first time, on the same ones after that."""
+        first = not (self.home / "settings.json").exists()
+        self.kernpool("api", "start", *(["--port", "0", "--node-listen", "127.0.0.1:0"] if first else []))
 
     def client(self) -> Client:
         """Connect the SDK to it."""

@@ -47,8 +47,10 @@ class Task(SpecModel):
     volumes: Annotated[dict[str, Any] | None, BeforeValidator(_empty_is_none)] = None
     setup: str | None = None
     run: str | None = None
-    envs: Annotated[dict[str, str | None], BeforeValidator(lambda v: _environment(v or {}))] = Field({})
-    secrets: Annotated[dict[str, str | None], BeforeValidator(lambda v: _secrets(v or {}))] = Field({}, repr=False)
+    envs: Annotated[dict[str, str | None], BeforeValidator(lambda v: _environment(v or {}))] = Field(default={})
+    secrets: Annotated[dict[str, str | None], BeforeValidator(lambda v: _secrets(v or {}))] = Field(
+        default={}, repr=False
+    )
     managed_secrets: list[str] | dict[str, Any] | None = None
     service: dict[str, Any] | None = None
     pool: dict[str, Any] | None = None

@@ -1,0 +1,57 @@
+"""Views for a terminal, by rich: imported only where stdout is one."""
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from kernpool.cli.terminal import clean
+
+STATE_STYLES: Final = {
+    "ready": "green",
+    "up": "green",
+    "running": "green",
+    "succeeded": "green",
+    "yes": "green",
+    "pending": "yellow",
+    "starting": "yellow",
+    "setting_up": "yellow",
+    "cancelling": "yellow",
+    "suspect": "yellow",
+    "failed": "red",
+    "unreachable": "red",
+    "no": "red",
+    "lost": "red",
+    "cancelled": "dim",
+    "ended": "dim",
+    "removed": "dim",
+    "down": "dim",
+}
+
+
+def make_table(columns: Sequence[str], rows: Sequence[Sequence[str]], title: str = "") -> Table:
+    """Make a table with a colour for every state."""
+    table = Table(box=None, pad_edge=False, header_style="bold", title=title or None, title_justify="left")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*[Text(clean(cell) or "-", style=STATE_STYLES.get(cell, "")) for cell in row])
+    return table
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table."""
+    Console(soft_wrap=True).print(make_table(columns, rows))
+
+
+def watch(render: Callable[[], RenderableType], every_s: float) -> None:
+    """Show a view again and again until Ctrl-C."""
+    import time
+
+    with Live(render(), console=Console(), auto_refresh=False, screen=True) as live:
+        while True:
+            time.sleep(every_s)
+            live.update(render(), refresh=True)

@@ -1,0 +1,1 @@
+"""What both SDKs share and what needs no socket: requests, answers, streams and the decisions about them."""

@@ -1,0 +1,1 @@
+"""Clusters: named holds on capacity, each with a line of its own."""

@@ -1,0 +1,1 @@
+"""Events: every change of anything, with who and why."""

@@ -1,0 +1,1 @@
+"""Jobs and their attempts: the lifecycle, the retries, the line they wait in."""

@@ -1,0 +1,1 @@
+"""Sandboxes: who has which, bulk creates split over the nodes, removal, pools."""
