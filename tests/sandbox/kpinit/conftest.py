@@ -269,10 +269,10 @@ class Node:
         self.process.wait(DEADLINE_S)
 
 
-def start_spawner(config: SpawnerConfig, binary: Path, uid: int) -> subprocess.Popen[bytes]:
+def start_spawner(config: SpawnerConfig, binary: Path, uid: int, **options: object) -> subprocess.Popen[bytes]:
     """Start a spawner in the foreground as a user."""
     who = {} if uid == os.geteuid() else {"user": uid, "group": uid, "extra_groups": []}
-    return subprocess.Popen(spawner_argv(binary, config), **who)  # type: ignore[call-overload, no-any-return]
+    return subprocess.Popen(spawner_argv(binary, config), **who, **options)  # type: ignore[call-overload, no-any-return]
 
 
 @pytest.fixture(scope="session")
@@ -360,14 +360,14 @@ def second_spawner() -> Callable[[Node], "subprocess.Popen[bytes]"]:
 
 
 @pytest.fixture
-def restart_spawner() -> Callable[[Node], Awaitable[None]]:
+def restart_spawner() -> Callable[..., Awaitable[None]]:
     """Kill a node's spawner and start the next one."""
 
-    async def restart(node: Node) -> None:
+    async def restart(node: Node, **options: object) -> None:
         node.client.close()
         node.process.kill()
         node.process.wait(DEADLINE_S)
-        node.process = start_spawner(node.config, node.binary, node.uid)
+        node.process = start_spawner(node.config, node.binary, node.uid, **options)
         await node.connect()
 
     return restart
