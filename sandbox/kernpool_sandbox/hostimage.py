@@ -17,9 +17,9 @@ from typing import Any, final
 from kernpool_sandbox import hostscan, skeleton
 from kernpool_sandbox.hostscan import ALWAYS_HIDDEN, TreeScan
 
-VERSION = 1
-FULL_SCAN_AFTER_S = 24 * 3600.0
-"""A change of a file's mode alone leaves its directory's mtime; so now and then everything is looked at."""
+VERSION = 2
+FULL_SCAN_AFTER_S = 3600.0
+"""A change of a file's mode alone does not change its directory; so now and then everything is looked at."""
 PACKAGE_DATABASES = ("var/lib/dpkg/status", "var/lib/rpm/rpmdb.sqlite", "var/lib/rpm/Packages", "lib/apk/db/installed")
 """A change of one of these means that packages came or went: everything is looked at anew."""
 HOST_TREES = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
@@ -61,7 +61,8 @@ def prepare(
     base = images / "host"
     base.mkdir(parents=True, exist_ok=True)
     trees, links = _top_level(host)
-    scans = _scan_all(base, trees, frozenset({*ALWAYS_HIDDEN, *forbidden}), now_unix_s, host) if hide else []
+    hidden = frozenset(path for path in (*ALWAYS_HIDDEN, *forbidden) if any(path.startswith(f"{t}/") for t in trees))
+    scans = _scan_all(base, trees, hidden, now_unix_s, host) if hide else []
     what = repr((VERSION, hide, sorted(links.items()), skeleton.stamp(host), hostscan.stamp(scans)))
     digest = hashlib.sha256(what.encode(errors="surrogateescape")).hexdigest()[:16]
     final_path = base / digest
@@ -117,6 +118,8 @@ def _scan_all(
     stamp = {"version": VERSION, "forbidden": sorted(forbidden), "packages": _package_stamp(host)}
     before, scanned_unix_s = _load_scan(base / "scan.json", stamp, now_unix_s)
     scans = [hostscan.scan(tree, forbidden, before.get(tree)) for tree in trees]
+    if all(before.get(scan.root) == scan for scan in scans):
+        return scans
     text = json.dumps(stamp | {"scanned_unix_s": scanned_unix_s, "trees": hostscan.to_json(scans)})
     temporary = base / f"scan.json.{os.getpid()}"
     temporary.write_text(text)

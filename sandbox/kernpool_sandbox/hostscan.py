@@ -2,8 +2,8 @@
 
 Mapped into a sandbox, the host's files look owned by the sandbox's root, who may read even mode 0600. So every file and
 directory that others may not read is hidden, as are sockets, pipes, devices and mount points; a setuid or setgid file
-is replaced by a copy without the bit. A scan remembers each directory's mtime: the next one looks only into those that
-changed.
+is replaced by a copy without the bit. A scan remembers when each directory changed (ctime): the next one looks only
+into those that changed since.
 """
 
 import os
@@ -24,7 +24,7 @@ ALWAYS_HIDDEN = ("/usr/local/etc", "/usr/local/var")
 class DirectoryScan:
     """What one directory holds."""
 
-    mtime_ns: int
+    ctime_ns: int
     children: list[str] = field(default_factory=list)
     """Names of the sub-directories that are shown."""
     actions: dict[str, Action] = field(default_factory=dict)
@@ -54,19 +54,35 @@ def scan(root: str, forbidden: frozenset[str], before: TreeScan | None = None) -
     while waiting:
         path = waiting.pop()
         try:
-            mtime_ns = os.lstat(path).st_mtime_ns
+            info = os.lstat(path)
             old = known.get(path)
-            found = old if old is not None and old.mtime_ns == mtime_ns else _look(path, mtime_ns, forbidden)
+            found = old if old is not None and old.ctime_ns == info.st_ctime_ns else _look(path, info, forbidden)
         except FileNotFoundError:
             continue  # removed meanwhile
-        result.directories[path] = found
-        waiting.extend(f"{path}/{name}" for name in found.children)
+        if _shown(info) or path == root:
+            result.directories[path] = found
+            waiting.extend(f"{path}/{name}" for name in found.children)
+        else:
+            _hide(result, path)
     return result
 
 
-def _look(path: str, mtime_ns: int, forbidden: frozenset[str]) -> DirectoryScan:
-    found = DirectoryScan(mtime_ns)
-    device = os.lstat(path).st_dev
+def _shown(info: os.stat_result) -> bool:
+    """Whether others may list and enter a directory."""
+    return info.st_mode & 0o005 == 0o005
+
+
+def _hide(result: TreeScan, path: str) -> None:
+    """A directory was closed since its parent was looked at: a change of its mode does not show in its parent."""
+    parent, _, name = path.rpartition("/")
+    old = result.directories[parent]
+    actions: dict[str, Action] = {**old.actions, name: "hide"}
+    result.directories[parent] = DirectoryScan(old.ctime_ns, [one for one in old.children if one != name], actions)
+
+
+def _look(path: str, own: os.stat_result, forbidden: frozenset[str]) -> DirectoryScan:
+    found = DirectoryScan(own.st_ctime_ns)
+    device = own.st_dev
     with os.scandir(path) as entries:
         for entry in entries:
             if entry.path in forbidden:
@@ -81,7 +97,7 @@ def _look(path: str, mtime_ns: int, forbidden: frozenset[str]) -> DirectoryScan:
 def _judge(found: DirectoryScan, entry: "os.DirEntry[str]", info: os.stat_result, device: int) -> None:
     mode = info.st_mode
     if stat.S_ISDIR(mode):
-        if mode & 0o005 == 0o005 and info.st_dev == device:
+        if _shown(info) and info.st_dev == device:
             found.children.append(entry.name)
         else:
             found.actions[entry.name] = "hide"
@@ -94,7 +110,7 @@ def _judge(found: DirectoryScan, entry: "os.DirEntry[str]", info: os.stat_result
 def to_json(scans: Iterable[TreeScan]) -> dict[str, object]:
     """Return what `from_json` reads, in few bytes: there are some ten thousand directories."""
     return {
-        tree.root: {path: [found.mtime_ns, found.children, found.actions] for path, found in tree.directories.items()}
+        tree.root: {path: [found.ctime_ns, found.children, found.actions] for path, found in tree.directories.items()}
         for tree in scans
     }
 
@@ -104,8 +120,8 @@ def from_json(data: Mapping[str, Mapping[str, list[object]]]) -> dict[str, TreeS
     result = {}
     for root, directories in data.items():
         tree = result[root] = TreeScan(root)
-        for path, (mtime_ns, children, actions) in directories.items():
-            tree.directories[path] = DirectoryScan(int(str(mtime_ns)), _names(children), _actions(actions))
+        for path, (ctime_ns, children, actions) in directories.items():
+            tree.directories[path] = DirectoryScan(int(str(ctime_ns)), _names(children), _actions(actions))
     return result
 
 

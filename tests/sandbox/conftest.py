@@ -206,6 +206,18 @@ class Node:
         return status.reason, status.detail
 
 
+def find(argv: str) -> str:
+    """Return a script that prints the pids of processes with exactly this command line, and fails when there is none.
+
+    Not pgrep: a minimal Debian has none.
+    """
+    return (
+        "found=1; for p in /proc/[0-9]*; do "
+        f"[ \"$(tr '\\0' ' ' <$p/cmdline 2>/dev/null)\" = '{argv} ' ] && echo ${{p#/proc/}} && found=0; "
+        "done; [ $found = 0 ]"
+    )
+
+
 async def until(condition: Callable[[], bool], within_s: float, what: str) -> None:
     """Poll a condition with a deadline."""
     deadline = asyncio.get_running_loop().time() + within_s

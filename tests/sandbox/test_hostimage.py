@@ -70,6 +70,10 @@ def test_a_later_scan_looks_only_into_changed_directories(tree: Path) -> None:
     second = scan(str(tree), frozenset(), first)
     found = actions(second, tree)
     assert found["lib/new.key"] == "hide"
+    (tree / "share/doc").chmod(0o700)
+    third = scan(str(tree), frozenset(), second)
+    assert actions(third, tree)["share/doc"] == "hide", "closed since: its parent did not change"
+    assert f"{tree}/share/doc" not in third.directories
     assert found["bin/ls"] == "hide"
     again = hostscan.from_json(json.loads(json.dumps(hostscan.to_json([second]))))
     assert again == {str(tree): second}
