@@ -441,4 +441,5 @@ def _how_it_ended(job: Job, attempt: Attempt) -> str:
             text = f"{rank}ended"
         case reason:
             text = f"{rank}ended: {reason}"
-    return f"{text} ({attempt.detail})" if attempt.detail else text
+    told = attempt.detail and attempt.detail != f"run {text}"
+    return f"{text} ({attempt.detail})" if told else text

@@ -111,7 +111,7 @@ class JobService:
         if cluster is None:
             if body.must_exist:
                 hint = f"kernpool launch -c {body.cluster} FILE"
-                raise NotFoundError(f"there is no cluster {body.cluster}", hint=hint)
+                raise NotFoundError(f"There is no cluster {body.cluster}.", hint=hint)
             return
         if cluster.state is ClusterState.DOWN:
             message = f"cluster {cluster.name} is being taken down: its jobs are ending"
@@ -207,7 +207,7 @@ class JobService:
             stored = await self._store.read(lambda connection: rows.read_numbers(connection, [number]))
             job = stored[0] if stored else None
         if job is None or not job.durable or not _may_see(actor, job.workspace):
-            raise NotFoundError(f"there is no job {job_id}", hint="kernpool queue")
+            raise NotFoundError(f"There is no job {job_id}.", hint="kernpool queue")
         return job
 
     def workspace_of(self, job_id: str) -> str | None:

@@ -309,7 +309,7 @@ class NodeService:
             ids = ", ".join(sorted(one.id for one in named))
             raise ConflictError(f"{len(named)} nodes are called {id_or_name}: {ids}", hint="name it by its id")
         if not named:
-            raise NotFoundError(f"there is no node {id_or_name}", hint="kernpool node ls")
+            raise NotFoundError(f"There is no node {id_or_name}.", hint="kernpool node ls")
         return named[0]
 
     def session(self, node_id: str) -> NodeSession:

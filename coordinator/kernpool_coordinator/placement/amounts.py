@@ -53,6 +53,11 @@ class Ask:
         """Give plain data for the store."""
         return {name: getattr(self, name) for name in self.__slots__}
 
+    @property
+    def is_anything(self) -> bool:
+        """It names some amount; else any node does."""
+        return bool(self.cpu_millis or self.memory_mib or self.disk_mib or self.gpus)
+
     def __str__(self) -> str:
         parts = [
             f"{self.cpu_millis / MILLIS_PER_CPU:g} CPUs" if self.cpu_millis else "",

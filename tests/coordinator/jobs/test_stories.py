@@ -86,7 +86,7 @@ async def test_more_nodes_than_there_are_waits_and_says_so(stage: Any) -> None:
     await stage.join(SimAgent("n-a"))
     job_id = await stage.launch(num_nodes=2)
     body = await stage.job(job_id)
-    assert (body["state"], "1 of 1 nodes is ready" in body["detail"]) == ("pending", True)
+    assert (body["state"], "needs 2 nodes; 1 of 1 node is ready" in body["detail"]) == ("pending", True)
     await stage.join(SimAgent("n-b"))
     await stage.until_state(job_id, "running")
 
