@@ -13,6 +13,11 @@ from kernpool.errors import InvalidError, KernpoolError
 
 HELP_WORDS: Final = ("-h", "--help", "help")
 WORDS_MAX: Final = 3
+ELSEWHERE: Final = {
+    "ps": "queue", "ls": "status", "run": "launch", "submit": "launch", "start": "api start", "stop": "api stop",
+    "kill": "cancel", "rm": "sandbox rm", "cp": "sandbox cp", "doctor": "check",
+}  # fmt: skip
+"""Words by which other tools call what we have under another name."""
 
 
 def run(words: Sequence[str]) -> int:
@@ -88,7 +93,7 @@ class Parser(argparse.ArgumentParser):
             option = unknown[0].split("=")[0]
             message = f"there is no option {option}{_near(option, list(self._option_string_actions))}"
         elif message.startswith("unrecognized arguments") and self.takes_command:
-            message = f"put -- before the command: -- {' '.join(unknown)}"
+            message = "put -- before the command: `-- COMMAND ...`"
         raise UsageError(message)
 
 
@@ -115,7 +120,8 @@ def _near(word: str, known: Sequence[str]) -> str:
     import difflib
 
     near = difflib.get_close_matches(word, known, n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
+    meant = near[0] if near else ELSEWHERE.get(word) if "launch" in known else None
+    return f"; did you mean {meant!r}?" if meant else ""
 
 
 def overview(group: str) -> str:

@@ -77,8 +77,12 @@ def start(
         if is_running(home):
             return Running(find_endpoint(environ={}).url, was_running=True, nodes_ready=_nodes_ready(home))
         say("Starting kernpool on this machine (it stays until `kernpool api stop`) ...")
-        _start_coordinator(home, api_port, node_listen, say)
-        ready = _start_agent(home, say)
+        try:
+            _start_coordinator(home, api_port, node_listen, say)
+            ready = _start_agent(home, say)
+        except KeyboardInterrupt:
+            say("\nInterrupted. What has started so far goes on until: kernpool api stop")
+            raise
         endpoint = find_endpoint(environ={})
         return Running(endpoint.url, was_running=False, nodes_ready=ready)
 
