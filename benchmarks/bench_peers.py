@@ -124,7 +124,7 @@ def bundle(directory: Path) -> Path:
         (root / name).mkdir(parents=True)
     for link in ("bin", "lib", "lib64", "sbin"):
         (root / link).symlink_to(f"usr/{link}")
-    # The runtime mounts /usr in its own namespace: nothing of the host is ever mounted below a directory that we remove.
+    # The runtime mounts /usr in its own namespace: nothing of the host is ever mounted below what we remove.
     mounts = [
         {"destination": "/usr", "type": "bind", "source": "/usr", "options": ["rbind", "ro", "nosuid", "nodev"]},
         {"destination": "/proc", "type": "proc", "source": "proc"},
