@@ -225,8 +225,8 @@ def _start_agent(home: Home, say: Say) -> int:
 
 
 def _has_identity(home: Home) -> bool:
-    directory = home.agent / "identity"
-    return directory.is_dir() and any(directory.iterdir())
+    # Not the directory: an enrolment that failed leaves its key there, to be used at the next try.
+    return (home.agent / "identity" / "identity.pem").is_file()
 
 
 def _write_join_token(home: Home) -> None:
