@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT / "sandbox"))
 from kernpool_sandbox.kpinit.binary import find  # noqa: E402
 from kernpool_sandbox.kpinit.channel import wait_fd  # noqa: E402
 from kernpool_sandbox.kpinit.init import InitClient  # noqa: E402
-from kernpool_sandbox.kpinit.launch import SpawnerConfig, ensure_spawner  # noqa: E402
+from kernpool_sandbox.kpinit.launch import SpawnerConfig, ensure_spawner, remove_runtime_dir  # noqa: E402
 from kernpool_sandbox.kpinit.plan import (  # noqa: E402
     Bind,
     Dev,
@@ -135,7 +135,8 @@ async def use(box: Box) -> None:
 
 
 async def one_by_one(bench: Bench, rounds: int) -> Rows:
-    """Cold sandboxes, one after the other."""
+    """Cold sandboxes, one after the other; they end together, because an end goes on in the kernel for a while."""
+    boxes: list[Box] = []
     spawned: list[float] = []
     ready: list[float] = []
     used: list[float] = []
@@ -148,7 +149,8 @@ async def one_by_one(bench: Bench, rounds: int) -> Rows:
         ready.append(time.perf_counter() - began)
         await use(box)
         used.append(time.perf_counter() - began)
-        await bench.end([box])
+        boxes.append(box)
+    await bench.end(boxes)
     return [("cold: spawn answered", spawned), ("cold: ready (hello)", ready), ("cold: + claim + true + exit", used)]
 
 
@@ -239,7 +241,6 @@ async def main(arguments: argparse.Namespace) -> None:
     config = SpawnerConfig(state / "w", allow_sources=(Path("/usr"),), allow_cgroups=cgroups, allow_uids=ids)
     await ensure_spawner(config, find(), log_path=state / "log")
     spawner = await SpawnerClient.connect(config.socket_path)
-    runtime = (config.state_dir / "s").resolve()
     try:
         await spawner.define_template("bench", image(idmap=spawner.privileged))
         bench = Bench(spawner)
@@ -257,8 +258,8 @@ async def main(arguments: argparse.Namespace) -> None:
     finally:
         await spawner.stop()
         spawner.close()
+        remove_runtime_dir(config)
         shutil.rmtree(state)
-        shutil.rmtree(runtime, ignore_errors=True)
 
 
 def parse() -> argparse.Namespace:

@@ -25,6 +25,7 @@ from kernpool.sdk import Client
 
 BURST = 240
 POOL_WAIT_S = 60.0
+HEARTBEAT_S = 5.0
 PIDS = 4000
 """A limit of its own makes a template that nobody else used."""
 TEMPLATE = Template(limits=Limits(pids=PIDS))
@@ -161,6 +162,7 @@ def keep_parked(client: Client, number: int) -> None:
     client.sandboxes.create_one(pids=PIDS).remove()
     client.sandboxes.set_pools([Pool(TEMPLATE, number, 0.0)])
     until_s = time.monotonic() + POOL_WAIT_S
+    time.sleep(HEARTBEAT_S + 1)  # what the coordinator tells of the pool is as old as the node's last heartbeat
     while client.status().sandboxes.get("parked", 0) != number:
         assert time.monotonic() < until_s, "the pool does not fill"
         time.sleep(0.02)

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 SANDBOXES = 240
+PARKING_S_MAX = 15.0
 HERE = Path(__file__).parent
 KERNPOOL = [sys.executable, "-m", "kernpool"]
 
@@ -21,7 +22,7 @@ def main() -> int:
     """Run the demo; 0 also where this machine allows no sandboxes and the reason was shown."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     keep = os.environ.get("KEEP") == "1"
-    home = Path(os.environ.setdefault("KERNPOOL_HOME", tempfile.mkdtemp(prefix="kernpool-")))
+    home = own_home()
     try:
         return demonstrate()
     except KeyboardInterrupt:
@@ -29,10 +30,21 @@ def main() -> int:
         return 130
     finally:
         if keep:
-            print(f"\nStill running (KEEP=1). Use it:  export KERNPOOL_HOME={home}; {KERNPOOL[0]} -m kernpool status")
-            print(f"Stop it:  KERNPOOL_HOME={home} {KERNPOOL[0]} -m kernpool api stop --yes")
+            print("\n== Still running (KEEP=1)")
+            print(f"export KERNPOOL_HOME={home}; alias kernpool='{KERNPOOL[0]} -m kernpool'")
+            print("kernpool status              # use it")
+            print("kernpool api stop --yes; rm -r $KERNPOOL_HOME; unset KERNPOOL_HOME   # stop it")
         else:
             stop(home)
+
+
+def own_home() -> Path:
+    """Make a home for this demo alone: it ends all that runs there, so it must never be the one a person works with."""
+    for name in [name for name in os.environ if name.startswith("KERNPOOL_")]:
+        del os.environ[name]
+    home = Path(tempfile.mkdtemp(prefix="kernpool-"))
+    os.environ["KERNPOOL_HOME"] = str(home)
+    return home
 
 
 def demonstrate() -> int:
@@ -66,7 +78,9 @@ def spawn() -> int:
     import kernpool
 
     rows = []
-    for _ in range(2):
+    for round_number in range(2):
+        if round_number:
+            await_parked()
         began = time.monotonic()
         with kernpool.sandboxes.create(count=SANDBOXES, command=["sh", "-c", "echo $$ on $(hostname)"]) as batch:
             wall_s = time.monotonic() - began
@@ -80,6 +94,16 @@ def spawn() -> int:
             return 1
     print_table(rows)
     return 0
+
+
+def await_parked() -> None:
+    """Give the pool its quiet moment: it parks as many as lately lived at once."""
+    from kernpool.sdk import Client
+
+    deadline_s = time.monotonic() + PARKING_S_MAX
+    with Client() as client:
+        while time.monotonic() < deadline_s and sum(node.sandboxes_parked for node in client.nodes()) < SANDBOXES:
+            time.sleep(0.1)
 
 
 def print_table(rows: list[tuple[int, int, list[float], float]]) -> None:
@@ -107,7 +131,7 @@ def stop(home: Path) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     say("Stopping")
     stopped = run("api", "stop", "--yes")
-    if stopped == 0 and home.name.startswith("kernpool-"):
+    if stopped == 0:
         shutil.rmtree(home)
 
 

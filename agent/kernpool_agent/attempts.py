@@ -15,6 +15,7 @@ from kernpool_agent.capacity import Capacity, attempt_need
 from kernpool_agent.errors import AgentError, DiskFullError, RefusedError
 from kernpool_agent.fences import Attempt, Fences, Offer, Phase
 from kernpool_agent.jobs.errors import JobError
+from kernpool_agent.jobs.names import name_of
 from kernpool_agent.journal import Journal
 from kernpool_agent.reconcile import Adopt, End, GoOn, Instruction, Stop, ended_of, key_of, reconcile, status_of
 from kernpool_agent.records import Accepted, Acked, AttemptKey, Ended, Forgotten
@@ -168,6 +169,11 @@ class Attempts:
     def start(self, message: StartAttempt) -> None:
         """Decide on a StartAttempt and answer it, now or when its journal record is on disk."""
         key = AttemptKey(message.job_id, message.index, message.fence)
+        try:
+            name_of(key)
+        except ValueError as error:  # before the journal: what it holds must have a name at every start
+            self._uplink.tell(Reply(message.request_id, str(error), "invalid"))
+            return
         accepted = Accepted(key, message.limits, tuple(message.gpu_indices), self._now_unix_s())
         match self._fences.offer(accepted):
             case Offer.START:

@@ -89,11 +89,12 @@ def load(path: Path, *, must_be_roots: bool = True) -> Ceiling:
 def job_user(ceiling: Ceiling, jobs_as: str, environ: Mapping[str, str] = os.environ) -> User:
     """Return who jobs run as.
 
-    Without root: the agent's own user. With root: `job_user` of the ceiling (jobs_as "job_user", the systemd install),
-    or the person who started the agent (jobs_as "starter", embedded): SUDO_UID if set, else root itself, unless an
-    owner's file stands there and does not allow it. Raises FatalError when that user does not exist or is not allowed.
+    jobs_as "job_user" (the systemd install): `job_user` of the ceiling, whoever the agent runs as; the spawner of
+    kp-work.service has the right to become it. jobs_as "starter" (embedded): an agent without root has its own user
+    only; with root it is who started the agent: SUDO_UID if set, else root itself, unless an owner's file stands there
+    and does not allow it. Raises FatalError when that user does not exist or is not allowed.
     """
-    if os.geteuid() != 0:
+    if jobs_as == "starter" and os.geteuid() != 0:
         return _by_uid(os.geteuid())
     if jobs_as == "starter":
         sudo_uid = environ.get("SUDO_UID", "")

@@ -125,6 +125,7 @@ class Config:
         "127.0.0.1:0", "own TLS listener of the data plane; empty: everything goes through the coordinator", _listen
     )
     node_file: Path = _row(Path("/etc/kernpool/node.toml"), "the owner's ceiling (ceiling.py)", _path)  # noqa: RUF009
+    agent_user: str = _row("", "for `work` as root: who the agent runs as (kernpool); empty: root, too", _text)
     cgroup_parent: str = _row(
         "", "where cgroups of work are made; empty: where kp-work.service runs, else the top", _text
     )

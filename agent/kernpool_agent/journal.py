@@ -51,6 +51,8 @@ class Journal:
         """Framed records not yet written, with whom to tell; None: a note that nobody waits for."""
         self._writer: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="journal")
+        self._failing = False
+        """The last write did not reach the disk."""
         self.fsyncs = 0
         self.records_written = 0
 
@@ -110,6 +112,7 @@ class Journal:
                     if self._refuse(group, error):
                         return  # only notes are left: they wait for the next append
                 else:
+                    self._recovered()
                     self.records_written += len(group)
                     for _, told in group:
                         if told is not None and not told.done():
@@ -119,12 +122,19 @@ class Journal:
 
     def _refuse(self, group: list[tuple[bytes, asyncio.Future[None] | None]], error: JournalError) -> bool:
         """Tell those who wait, keep the notes for later, and say whether nothing but notes is left."""
-        log.error("%s", error)
+        if not self._failing:  # once, not with each record: those who wait are told each
+            log.error("%s", error)
+        self._failing = True
         for _, told in group:
             if told is not None and not told.done():
                 told.set_exception(error)
         self._waiting[:0] = [(framed, None) for framed, told in group if told is None]
         return all(told is None for _, told in self._waiting)
+
+    def _recovered(self) -> None:
+        if self._failing:
+            log.info("%s: records reach the disk again", self._path)
+        self._failing = False
 
     def _must_compact(self) -> bool:
         return self._damaged or self._end >= self._compact_at

@@ -1,92 +1,92 @@
 """Who owns the node's work: the spawner, found where kp-work.service runs it, else started beside an embedded agent.
 
-Under systemd `kp-agent work` becomes the spawner in the foreground of kp-work.service, in a leaf cgroup of its own, so
-that restarting kp-agent.service (or its death) touches no work. Embedded, it is started in a session of its own.
+Under systemd `kp-agent work` becomes the spawner in the foreground of kp-work.service, as root and in a cgroup of its
+own, so that restarting kp-agent.service (or its death) touches no work, and the agent needs no rights: link, HTTP and
+images are handled as user `kernpool`, and root lives in the spawner alone, which takes a closed list of requests within
+the owner's ceiling. Embedded, the spawner is started with the agent's own rights, in a session of its own.
 """
 
-import contextlib
+import asyncio
 import logging
 import os
-import re
-from collections.abc import Mapping
+import pwd
+import tempfile
+from dataclasses import replace
 from pathlib import Path
 
-from kernpool_agent import ceiling
+from kernpool_agent import ceiling, workunit
 from kernpool_agent.ceiling import Ceiling, User
 from kernpool_agent.config import Config
-from kernpool_agent.errors import SpawnerError
-from kernpool_agent.statedir import replace_file
+from kernpool_agent.errors import ConfigError, SpawnerError
 from kernpool_sandbox.config import RuntimeConfig
+from kernpool_sandbox.isolation import ask_kernel
 from kernpool_sandbox.kpinit.launch import spawner_argv
 from kernpool_sandbox.startup import prepare_spawner
 
 log = logging.getLogger(__name__)
 
-LEAF = "spawner"
-"""Name of the spawner's own leaf below the unit's cgroup: v2 allows no processes beside divided children."""
-PARENT_FILE = "cgroup-parent"
-"""In the work directory: the cgroup of the unit that owns the work, written by that unit."""
-CGROUPS = Path("/sys/fs/cgroup")
-
 
 def runtime_config(config: Config, allowed: Ceiling, user: User) -> RuntimeConfig:
-    """Return the sandbox runtime's settings under the owner's ceiling."""
+    """Return the sandbox runtime's settings under the owner's ceiling.
+
+    On an install (jobs_as "job_user") images by path lie below `image_dirs` or nowhere: the spawner is root there, and
+    an agent that was taken over must not be able to show itself the whole disk. Embedded, they may lie anywhere: the
+    spawner can do no more than the person who started it.
+    """
+    anywhere = config.jobs_as == "starter" and not allowed.image_dirs
     return RuntimeConfig(
         state_dir=config.work_dir,
-        image_roots=tuple(map(Path, allowed.image_dirs)) or None,
+        image_roots=None if anywhere else tuple(map(Path, allowed.image_dirs)),
         hidden_paths=(config.state_dir,),
-        cgroup_parent=config.cgroup_parent or unit_of_work(config.work_dir),
+        probed=workunit.probed(config.work_dir),
+        cgroup_parent=config.cgroup_parent or workunit.parent_of_work(config.work_dir),
         cold_concurrency=config.creates_at_once,
-        job_ids=_job_ids(user),
+        job_ids=tuple((number, number) for number in sorted({user.uid, user.gid, *user.groups})),
     )
-
-
-def _job_ids(user: User) -> tuple[tuple[int, int], ...]:
-    return tuple((number, number) for number in sorted({user.uid, user.gid, *user.groups}))
-
-
-def unit_of_work(work_dir: Path) -> str:
-    """Return the cgroup that kp-work.service said it owns, or "" when work has no unit of its own."""
-    try:
-        return (work_dir / PARENT_FILE).read_text(encoding="utf-8").strip()
-    except FileNotFoundError:
-        return ""
 
 
 def become_spawner(config: Config) -> None:
     """Replace this process by the spawner. Raises SpawnerError, ConfigError, SandboxError."""
     allowed = ceiling.load(config.node_file)
     user = ceiling.job_user(allowed, config.jobs_as)
+    owner_uid = _agent_uid(config.agent_user)
+    unit = workunit.own_unit(Path("/proc/self/cgroup").read_text(encoding="utf-8")) if _under_systemd() else ""
     try:
-        config.work_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _settle_in_unit(config.work_dir, os.environ)
-        binary, spawner = prepare_spawner(runtime_config(config, allowed, user))
+        work_fd = workunit.make_directories(config.state_dir, config.work_dir, owner_uid)
+        parent = config.cgroup_parent or workunit.prepare(work_fd, owner_uid, unit=unit)
+        settings = replace(runtime_config(config, allowed, user), cgroup_parent=parent)
+        binary, spawner = prepare_spawner(settings, owner_uid)
+        workunit.leave_answers(work_fd, _ask_kernel(config.state_dir.parent))
+        for base in spawner.allow_cgroups:
+            workunit.hand_over(base, owner_uid)
         argv = spawner_argv(binary, spawner)
-        log.info("spawner of %s; jobs run as %s", config.work_dir, user.name)
+        log.info("spawner of %s for uid %d; jobs run as %s", config.work_dir, owner_uid, user.name)
         os.execv(argv[0], argv)
     except OSError as error:
         raise SpawnerError(f"the spawner cannot be started: {error}") from error
 
 
-def _settle_in_unit(work_dir: Path, environ: Mapping[str, str]) -> None:
-    """Say which unit owns the work, and leave its top cgroup so that it can be divided; no unit: say nothing."""
-    unit = own_unit(Path("/proc/self/cgroup").read_text(encoding="utf-8")) if "INVOCATION_ID" in environ else ""
-    if not unit:
-        (work_dir / PARENT_FILE).unlink(missing_ok=True)
-        return
-    for top in (CGROUPS, CGROUPS / "unified", CGROUPS / "systemd"):
-        directory = top / unit
-        if (directory / "cgroup.procs").exists():
-            with contextlib.suppress(FileExistsError):
-                (directory / LEAF).mkdir()
-            (directory / LEAF / "cgroup.procs").write_text("0", encoding="ascii")
-    replace_file(work_dir / PARENT_FILE, unit.encode() + b"\n")
+def _ask_kernel(directory: Path) -> dict[str, str]:
+    """Try with our own rights what the spawner will do, on the filesystem where images lie.
+
+    Beside the state directory, not in it: a user namespace that maps root alone cannot enter another user's directory.
+    """
+    with tempfile.TemporaryDirectory(dir=directory, prefix=".probe-") as scratch:
+        return asyncio.run(ask_kernel(Path(scratch)))
 
 
-def own_unit(text: str) -> str:
-    """Return the path of the systemd unit that /proc/self/cgroup names, without a leading slash; "" outside a unit."""
-    for line in text.splitlines():
-        _, names, path = line.split(":", 2)
-        if names in ("", "name=systemd") and (found := re.fullmatch(r"/(.*\.service)(/.*)?", path)):
-            return found.group(1)
-    return ""
+def _under_systemd() -> bool:
+    return "INVOCATION_ID" in os.environ
+
+
+def _agent_uid(name: str) -> int:
+    if not name:
+        return os.geteuid()
+    if name.isdecimal():
+        return int(name)
+    try:
+        return pwd.getpwnam(name).pw_uid
+    except KeyError:
+        raise ConfigError(
+            f"agent_user {name} does not exist here; make it (useradd --system {name}) or name another one"
+        ) from None

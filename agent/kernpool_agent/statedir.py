@@ -9,13 +9,17 @@ work/          the spawner's and kp-init's own (sandboxes and jobs)
 
 import errno
 import fcntl
+import logging
 import os
 from pathlib import Path
 from typing import Self, final
 
 from kernpool_agent.errors import FatalError, StateDirBusyError
 
+log = logging.getLogger(__name__)
+
 PID_FILE = "agent.pid"
+PID_CHARS = 10
 
 
 @final
@@ -49,13 +53,19 @@ class StateDir:
         return cls(path, lock_fd)
 
     def next_incarnation(self) -> int:
-        """Count one more start of the agent on this node; on disk when it returns. Raises FatalError."""
+        """Count one more start of the agent on this node. Raises FatalError when the counter cannot be read.
+
+        On a full disk the count is not kept: an agent that comes back to its work matters more.
+        """
         file = self.path / "incarnation"
         try:
             number = int(file.read_text(encoding="ascii").strip() or 0) + 1 if file.exists() else 1
-            replace_file(file, f"{number}\n".encode())
         except (OSError, ValueError) as error:
             raise FatalError(f"cannot count this start in {file}: {error}") from error
+        try:
+            replace_file(file, f"{number}\n".encode())
+        except OSError as error:
+            log.warning("this start is not counted in %s: %s", file, error.strerror)
         return number
 
     def close(self) -> None:
@@ -85,5 +95,8 @@ def _lock(lock_fd: int, path: Path) -> None:
             raise FatalError(f"cannot lock {path / PID_FILE}: {error.strerror}") from error
         pid = os.pread(lock_fd, 32, 0).decode("ascii", "replace").strip()
         raise StateDirBusyError(path, pid) from error
-    os.ftruncate(lock_fd, 0)
-    os.pwrite(lock_fd, f"{os.getpid()}\n".encode(), 0)
+    try:
+        # Over the last holder's, of the same length: it needs no new block when the disk is full.
+        os.pwrite(lock_fd, f"{os.getpid():<{PID_CHARS}}\n".encode(), 0)
+    except OSError as error:
+        log.warning("our pid is not told in %s: %s", path / PID_FILE, error.strerror)

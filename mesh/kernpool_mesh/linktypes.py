@@ -10,7 +10,7 @@ from kernpool_mesh.stream import LinkStream
 
 Handler = Callable[[Message], Awaitable[None] | None]
 """Called with each message in order. Return at once (start a task for what takes long): the whole link waits for it."""
-StreamHandler = Callable[[LinkStream], None]
+StreamHandler = Callable[[LinkStream], object]
 """Called with each stream that the other side opens."""
 
 

@@ -1,6 +1,7 @@
 """How a node's sandbox runtime is set up: where its state lies, and the bounds within which templates may ask."""
 
 import resource
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import final
@@ -36,6 +37,8 @@ class RuntimeConfig:
     """A tar may unpack to so much."""
     job_ids: tuple[tuple[int, int], ...] = ()
     """Host ids (first, last) that jobs may run as besides the agent's own: part of the spawner's ceiling."""
+    probed: Mapping[str, str] | None = None
+    """What probe.py answered to somebody with the spawner's rights; None: it is asked with our own."""
     cgroup_parent: str = ""
     """Where cgroups are made: a v2 path such as system.slice/kp-work.service, or a v1 sub-directory; empty: the top."""
     binary: Path | None = None

@@ -91,7 +91,7 @@ async def _open_locked(config: RuntimeConfig, lock_fd: int) -> Parts:
     facts = cgroup_detect.detect(parent=config.cgroup_parent)
     tree, facts = _open_tree(facts, tag_of(config.state_dir))
     spawning = Spawning(_spawner_config(config, tree.bases), _binary(config))
-    probing = asyncio.ensure_future(ask_kernel(config.images))
+    probing = asyncio.ensure_future(_probed(config))
     try:
         client = await spawning.connect()
     except (KpInitError, OSError) as error:
@@ -106,6 +106,10 @@ async def _open_locked(config: RuntimeConfig, lock_fd: int) -> Parts:
     maker = SlotMaker(config, spawning, journal, cgroups, uids)
     planner = Planner(config, isolation, images)
     return Parts(config, isolation, spawning, cgroups, journal, images, planner, maker, boot_id, lock_fd)
+
+
+async def _probed(config: RuntimeConfig) -> dict[str, str]:
+    return dict(config.probed) if config.probed is not None else await ask_kernel(config.images)
 
 
 async def _answers(probing: "asyncio.Future[dict[str, str]]") -> dict[str, str]:
@@ -124,14 +128,14 @@ def _open_tree(facts: cgroup_detect.CgroupFacts, tag: str) -> tuple[CgroupTree, 
         return cgroup_detect.open_tree(none, tag), none
 
 
-def prepare_spawner(config: RuntimeConfig) -> tuple[Path, SpawnerConfig]:
+def prepare_spawner(config: RuntimeConfig, owner_uid: int) -> tuple[Path, SpawnerConfig]:
     """Return kp-init's path and the ceiling for whoever runs the spawner itself (a unit of its own).
 
-    Makes the state directory and the directories of its cgroups. StartError, OSError.
+    `owner_uid` is the agent's user. Makes the directories of the cgroups; those and the state directory are the
+    caller's to hand over. StartError, OSError.
     """
-    _check_state_dir(config.state_dir)
     tree, _ = _open_tree(cgroup_detect.detect(parent=config.cgroup_parent), tag_of(config.state_dir))
-    return _binary(config), _spawner_config(config, tree.bases)
+    return _binary(config), replace(_spawner_config(config, tree.bases), owner_uid=owner_uid)
 
 
 def _spawner_config(config: RuntimeConfig, cgroup_bases: tuple[Path, ...]) -> SpawnerConfig:

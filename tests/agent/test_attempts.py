@@ -155,6 +155,17 @@ async def test_a_repeated_start_answers_again_and_starts_nothing(tmp_path: Path,
     await agent.die()
 
 
+@pytest.mark.parametrize("changes", [{"job_id": "../etc"}, {"job_id": "j" * 100}, {"index": -1}, {"job_id": ""}])
+async def test_what_can_have_no_name_on_disk_is_refused_before_the_journal(
+    tmp_path: Path, runner: MemoryRunner, changes: dict[str, Any]
+) -> None:
+    """A broken coordinator: in the journal it would stop every later start of the agent."""
+    agent = Agent(tmp_path / "journal", runner)
+    assert await agent.start(1, 10, **changes) == "invalid"
+    assert agent.journal.records_written == 0
+    await agent.die()
+
+
 async def test_a_stale_start_is_refused(tmp_path: Path, runner: MemoryRunner) -> None:
     """An old message from before a partition."""
     agent = Agent(tmp_path / "journal", runner)

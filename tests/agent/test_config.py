@@ -140,5 +140,6 @@ def test_jobs_run_as_who_started_an_embedded_agent_and_never_as_root_by_default_
     with pytest.raises(FatalError, match="allow_root_jobs"):
         ceiling.job_user(Ceiling(job_user="root", stated=True), "job_user", {})
     assert ceiling.job_user(Ceiling(job_user="root", stated=True, allow_root_jobs=True), "job_user", {}).uid == 0
+    assert ceiling.job_user(Ceiling(job_user="nobody"), "job_user", {}).uid != 0
     with pytest.raises(FatalError, match="useradd --system kp-no-such-user"):
         ceiling.job_user(Ceiling(job_user="kp-no-such-user"), "job_user", {})

@@ -29,7 +29,7 @@ async def test_a_node_enrols_and_keeps_its_identity_private(coordinator: Any, tm
 async def test_an_expired_token_is_told_as_expired(coordinator: Any, tmp_path: Path) -> None:
     """Somebody pasted the token from yesterday's chat."""
     token = coordinator.join_token(expires_unix_s=coordinator.now() - 5)
-    with pytest.raises(EnrolRefusedError, match=r"expired 5 s ago; make a new one"):
+    with pytest.raises(EnrolRefusedError, match=r"expired \d+ s ago; make a new one"):
         await join(coordinator, token, tmp_path / "identity")
 
 

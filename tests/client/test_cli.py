@@ -78,7 +78,7 @@ def test_variables_and_secrets_come_from_where_they_are_said_to(shell: Shell) ->
     assert shell.run(*words, env={"S": "hush"}).stdout == "file quoted text flag hush\n"
     missing = shell.run("launch", "t.yaml")
     assert missing.returncode == 2
-    assert "t.yaml: B, C, S: the file leaves them to you: say --env B --env C --secret S" in missing.stderr
+    assert "t.yaml: B, C, S: the file leaves them to you: say --env B=VALUE --env C=VALUE --secret S" in missing.stderr
     absent = shell.run("launch", "--secret", "NOT_THERE", "t.yaml")
     assert "there is no such variable here" in absent.stderr
     seen = shell.run("launch", "-q", "--secret", "S=x", "-e", "B=1", "-e", "C=2", "t.yaml")

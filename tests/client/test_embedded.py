@@ -17,6 +17,7 @@ from typed import Shell
 
 from kernpool.embedded.layout import Home, Settings
 from kernpool.embedded.processes import Process, daemon, port_owner, work_processes
+from kernpool.sdk import Client
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -214,3 +215,43 @@ def test_settings_outlive_a_stop_and_a_damaged_file_is_like_none(tmp_path: Path)
     assert Settings.load(home.settings_file).told(None, "127.0.0.1:6") == Settings(1234, "127.0.0.1:6")
     home.settings_file.write_text('{"api_port": []}')
     assert Settings.load(home.settings_file) == Settings()
+
+
+@pytest.mark.parametrize("direct", [False, True], ids=["through-the-coordinator", "straight-to-the-node"])
+def test_commands_files_ports_and_logs_work_both_ways(shell: Shell, home: Path, direct: bool) -> None:
+    """One implementation on the node, two ways in."""
+    shell.run("api", "start")
+    url = json.loads((home / "endpoint.json").read_text())["url"]
+    with Client(url, (home / "token").read_text().strip(), direct=direct) as client:
+        job = client.launch({"run": "seq 50000; exit 4"})
+        assert b"".join(job.logs()) == b"".join(b"%d\n" % number for number in range(1, 50001))
+        assert job.wait(30).exit_code == 4
+        assert b"".join(job.logs(follow=False, tail=2)) == b"49999\n50000\n"
+        if not offers_sandboxes(shell):
+            pytest.skip("this machine allows no sandboxes")
+        with client.sandboxes.create_one(env={"A": "1"}) as sandbox:
+            done = sandbox.exec(["sh", "-c", "cat; echo $A; echo e >&2; exit 3"], stdin=b"in\n")
+            assert (done.reason, done.exit_code, done.stdout, done.stderr) == ("exited", 3, b"in\n1\n", b"e\n")
+            data = os.urandom(3_000_000)
+            sandbox.files.write("/root/data", data, mode=0o600)
+            assert sandbox.files.read("/root/data") == data
+            assert [(entry.name, entry.size, entry.mode) for entry in sandbox.files.list("/root")] == [
+                ("data", 3_000_000, 0o600)
+            ]
+            with sandbox.start(["cat"]) as process:
+                process.write(data)
+                process.close_stdin()
+                assert b"".join(chunk.data for chunk in process) == data
+                assert process.wait(10).exit_code == 0
+            serve = (
+                "import socket; s = socket.create_server(('127.0.0.1', 80)); print('up', flush=True); c, _ = s.accept()"
+            )
+            serve += "; d = b''.join(iter(lambda: c.recv(65536), b'')); c.sendall(d.upper()); c.close()"
+            with sandbox.start(["python3", "-c", serve]) as server:
+                assert next(iter(server)).data == b"up\n"
+                with sandbox.connect(80) as connection:
+                    connection.send(b"hello" * 100_000)
+                    connection.close_write()
+                    assert b"".join(iter(lambda: connection.receive(20), b"")) == b"HELLO" * 100_000
+        used = any(grant.startswith(("job/", "sandbox/")) for grant in client.routes._grants)
+        assert used is direct

@@ -1,6 +1,7 @@
 """Byte streams over a link: reading, writing, ending, and what credit forbids."""
 
 import asyncio
+import random
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,7 @@ import pytest
 
 from kernpool_mesh.codec import decode, encode
 from kernpool_mesh.errors import LinkBusyError, StreamResetError, StreamStateError
-from kernpool_mesh.link import Link, LinkConfig
+from kernpool_mesh.link import Link, LinkConfig, LinkEndCause
 from kernpool_mesh.messages import (
     Message,
     Reply,
@@ -20,6 +21,7 @@ from kernpool_mesh.messages import (
     StreamReset,
 )
 from kernpool_mesh.stream import LinkStream
+from kernpool_mesh.transport import serve_stream
 
 if TYPE_CHECKING:
     from tests.mesh.conftest import Dial, Links, Until
@@ -354,3 +356,41 @@ async def test_a_bulk_link_takes_larger_frames_and_more_credit(dial: "Dial") -> 
     stream.write(b"x" * (8 << 20))
     stream.write_eof()
     assert len(await read_all(stream)) == 8 << 20
+
+
+@pytest.mark.parametrize("seed", range(10))
+async def test_any_frames_in_any_order_never_break_the_link_itself(dial: "Dial", until: "Until", seed: int) -> None:
+    """A compromised node sends well-formed frames that make no sense: they cost him his streams, nobody else's."""
+    rng = random.Random(seed)
+    end, raw = await dial.raw(LinkConfig(streams_max=8))
+    end.link.on_stream(lambda stream: serve_stream(stream, asyncio.Protocol) if rng.random() < 0.5 else None)
+    end.run()
+    streams = [end.link.open_stream("ann", "o", []) for _ in range(4)]
+    for stream in streams:
+        stream.write(b"x" * 100_000)
+
+    opened = 0
+
+    def frame() -> Message:
+        nonlocal opened
+        stream_id = rng.choice([2, 4, 6, 8, *range(1, 2 * opened, 2)])
+        if rng.random() < 0.2:
+            opened += 1
+            return StreamOpen(2 * opened - 1, "a", "o", ["v"], rng.choice([0, CREDIT]))
+        return rng.choice(
+            [
+                StreamData(stream_id, b"x" * rng.choice([0, 1, 16_000])),
+                StreamCredit(stream_id, rng.choice([1, 100_000, 0, -1, 2**31])),
+                StreamEof(stream_id),
+                StreamReset(stream_id, "x" * rng.choice([0, 5000])),
+                Reply(1),
+            ]
+        )
+
+    for _ in range(200):
+        await raw.send_bytes(encode(frame()))
+    await raw.send_bytes(encode(Reply(2)))
+    await until(lambda: Reply(2) in end.received)
+    await end.link.close()
+    assert end.link.streams_open == 0
+    assert (await end.ended()).cause is LinkEndCause.CLOSED_HERE

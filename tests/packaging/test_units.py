@@ -87,10 +87,22 @@ def test_both_read_the_same_settings_and_state() -> None:
             assert values[0] == values[1]
 
 
+def test_root_lives_in_the_spawner_alone() -> None:
+    """A stolen link, a bug in HTTP or in an image's tar: the agent can do nothing on the node by itself."""
+    agent, work = read("kp-agent.service"), read("kp-work.service")
+    assert agent["User"] == "kernpool"
+    assert agent["CapabilityBoundingSet"] == agent["AmbientCapabilities"] == ""
+    assert agent["NoNewPrivileges"] == "yes"
+    assert "User" not in work
+    assert "--agent-user kernpool" in work["ExecStart"]
+
+
 def test_jobs_of_a_system_install_never_run_as_the_agent() -> None:
-    """DECISIONS 13: job_user, and root only by the owner's own file."""
-    assert "--jobs-as job_user" in read("kp-agent.service")["ExecStart"]
-    assert read("kp-agent.service")["NoNewPrivileges"] == "yes"
+    """They run as job_user, and as root only by the owner's own file."""
+    for unit in ("kp-agent.service", "kp-work.service"):
+        assert "--jobs-as job_user" in read(unit)["ExecStart"]
+    users = (UNITS / "kernpool.sysusers").read_text()
+    assert all(line.split()[1] in ("kernpool", "kpjob") for line in users.splitlines() if line.startswith("u "))
 
 
 def test_a_coordinator_that_cannot_start_is_not_started_again_and_again() -> None:

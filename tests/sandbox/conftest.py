@@ -26,6 +26,8 @@ from kernpool_sandbox.runtime import SandboxRuntime
 from kernpool_sandbox.startup import tag_of
 
 USER_UID = 1001
+POLL_S = 0.005
+"""Pause between two looks at a condition."""
 LEFT_DEADLINE_S = 10.0
 PREFIXES: list[str] = []
 """How the names of this process's slots begin: PID 1s show them as their command line."""
@@ -81,7 +83,7 @@ def as_user() -> AsUser:
             **user_options(),
         )
         assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+        return str(done.stdout)
 
     return run
 
@@ -119,7 +121,7 @@ class Traces:
         while left := self.left():
             if asyncio.get_running_loop().time() > deadline:
                 raise AssertionError("the story left behind:\n" + "\n".join(left))
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(POLL_S)
 
 
 def open_files() -> int:
@@ -220,12 +222,24 @@ class Node:
         return status.reason, status.detail
 
 
+def find(argv: str) -> str:
+    """Return a script that prints the pids of processes with exactly this command line, and fails when there is none.
+
+    Not pgrep: a minimal Debian has none.
+    """
+    return (
+        "found=1; for p in /proc/[0-9]*; do "
+        f"[ \"$(tr '\\0' ' ' <$p/cmdline 2>/dev/null)\" = '{argv} ' ] && echo ${{p#/proc/}} && found=0; "
+        "done; [ $found = 0 ]"
+    )
+
+
 async def until(condition: Callable[[], bool], within_s: float, what: str) -> None:
     """Poll a condition with a deadline."""
     deadline = asyncio.get_running_loop().time() + within_s
     while not condition():
         assert asyncio.get_running_loop().time() < deadline, f"no {what} within {within_s} s"
-        await asyncio.sleep(0.005)
+        await asyncio.sleep(POLL_S)
 
 
 async def open_node(config: RuntimeConfig) -> Node:

@@ -6,6 +6,7 @@ import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -176,7 +177,7 @@ def tree() -> Iterator[CgroupTree]:
     assert not any(base.exists() for base in tree.bases)
 
 
-def join(paths: tuple[str, ...], argv: list[str], **options: object) -> "subprocess.Popen[bytes]":
+def join(paths: tuple[str, ...], argv: list[str], **options: Any) -> "subprocess.Popen[bytes]":
     """Start a process that joins by itself, as kp-init's children do."""
     script = (
         "for d in $DIRS; do if [ -e $d/tasks ]; then echo 0 >$d/tasks; else echo 0 >$d/cgroup.procs; fi; done; exec "
@@ -184,7 +185,7 @@ def join(paths: tuple[str, ...], argv: list[str], **options: object) -> "subproc
     return subprocess.Popen(
         ["/bin/sh", "-c", script + '"$@"', "sh", *argv],
         env=os.environ | {"DIRS": " ".join(paths)},
-        **options,  # type: ignore[call-overload]
+        **options,
     )
 
 

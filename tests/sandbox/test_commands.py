@@ -9,7 +9,7 @@ import pytest_asyncio
 
 from kernpool_mesh.messages import Command, CommandResult
 from kernpool_mesh.reasons import EndReason
-from tests.sandbox.conftest import Node
+from tests.sandbox.conftest import Node, find, until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -133,18 +133,18 @@ async def test_a_timeout_kills_every_descendant(shared: Node, box: str) -> None:
     assert time.monotonic() - began < 10
     assert (result.reason, result.exit_code) == (EndReason.TIMEOUT, 137)
     assert result.detail == "it ran longer than its 0.3 s"
-    assert (await shared.sh(box, "pgrep -f '^sleep 1001' || echo none")).stdout == b"none\n"
+    assert (await shared.sh(box, find("sleep 1001"))).stdout == b""
 
 
 async def test_a_caller_who_gives_up_ends_the_command(shared: Node, box: str) -> None:
     """The HTTP connection of a foreground exec breaks."""
     task = asyncio.create_task(shared.sh(box, "sleep 1002"))
-    while (await shared.sh(box, "pgrep -f '^sleep 1002'")).exit_code:
+    while (await shared.sh(box, find("sleep 1002"))).exit_code:
         assert not task.done()
     task.cancel()
     await asyncio.wait([task])
     for _ in range(500):
-        if (await shared.sh(box, "pgrep -f '^sleep 1002'")).exit_code:
+        if (await shared.sh(box, find("sleep 1002"))).exit_code:
             return
     raise AssertionError("the command lives on")
 
@@ -162,8 +162,7 @@ async def test_hundreds_of_commands_one_after_another_leak_nothing(shared: Node,
     before = open_files()
     for _ in range(300):
         assert (await run(shared, box, "true")).exit_code == 0
-    await asyncio.sleep(0.1)
-    assert open_files() == before
+    await until(lambda: open_files() == before, 5, "as few descriptors as before")
 
 
 # --- streams ---
@@ -184,8 +183,9 @@ async def test_streams_come_as_they_are_written(shared: Node, box: str) -> None:
 
 async def test_a_slow_reader_slows_the_command_and_loses_nothing(shared: Node, box: str) -> None:
     """Ten megabytes through a client on a slow line: the agent holds a window, not the whole."""
-    process = await shared.runtime.exec(box, Command(["head", "-c", "10000000", "/dev/zero"]), stdin=False)
-    await asyncio.sleep(0.2)
+    script = "head -c 10000000 /dev/zero; touch /tmp/written"
+    process = await shared.runtime.exec(box, Command(["sh", "-c", script]), stdin=False)
+    assert (await shared.sh(box, "test -e /tmp/written")).exit_code == 1, "nobody read, so it waits"
     total = 0
     async for chunk in process.stdout:
         total += len(chunk)
@@ -229,7 +229,7 @@ async def test_a_process_that_ignores_sigterm_dies_of_a_kill_of_its_tree(shared:
     await process.signal(signal.SIGTERM, tree=True)
     await process.signal(signal.SIGKILL, tree=True)
     assert (await process.wait()).exit_code == 137
-    assert (await shared.sh(box, "pgrep -f '^sleep 1004' || echo none")).stdout == b"none\n"
+    assert (await shared.sh(box, find("sleep 1004"))).stdout == b""
     process.close()
 
 

@@ -8,7 +8,7 @@ import pytest
 import pytest_asyncio
 
 from kernpool_mesh.messages import Command, Template
-from tests.sandbox.conftest import Node
+from tests.sandbox.conftest import Node, find
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -298,5 +298,6 @@ async def test_the_next_sandbox_finds_nothing_of_the_last_one(shared: Node) -> N
     )
     await shared.runtime.remove([first])
     second = await shared.sandbox(Template())
-    result = await shared.sh(second, "cat /tmp/s /dev/shm/s /usr/local/s; ls -A /tmp /dev/shm; pgrep sleep")
+    result = await shared.sh(second, "cat /tmp/s /dev/shm/s /usr/local/s; ls -A /tmp /dev/shm")
+    assert (await shared.sh(second, find("sleep 100"))).stdout == b""
     assert result.stdout.split() == [b"/dev/shm:", b"/tmp:"]

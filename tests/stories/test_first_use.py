@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -90,20 +91,40 @@ def test_stop_asks_while_work_runs(install: Install) -> None:
 
 
 @pytest.mark.timeout(120)
-def test_the_demo_can_be_interrupted(tmp_path: Path) -> None:
-    """Ctrl-C in the midst of `make demo` leaves nothing behind."""
-    home = Path(tempfile.mkdtemp(prefix="kernpool-", dir="/tmp"))
-    env = {**Install(home).env}
+@pytest.mark.parametrize(("line", "after_s"), [("A job", 0.0), ("Starting kernpool", 0.0), ("Starting kernpool", 0.3)])
+def test_the_demo_can_be_interrupted(line: str, after_s: float) -> None:
+    """Ctrl-C in the midst of `make demo` leaves nothing behind, also while the daemons have not said their pids yet."""
+    with tempfile.TemporaryDirectory(prefix="kpd-", dir="/tmp") as room:
+        process, text = start_demo(Path(room), {}, line)
+        time.sleep(after_s)
+        os.killpg(process.pid, signal.SIGINT)
+        output, _ = process.communicate(timeout=90)
+        assert process.returncode == 130, text + output
+        assert processes_of(Path(room)) == [], text + output
+        assert list(Path(room).iterdir()) == [], text + output
+
+
+def test_the_demo_leaves_the_install_of_its_user_alone(install: Install) -> None:
+    """`make demo` ends all that it finds in its home: with an exported KERNPOOL_HOME that was the user's own work."""
+    job = install.kernpool("launch", "-d", "--", "sleep 1000").split()[0]
+    with tempfile.TemporaryDirectory(prefix="kpd-", dir="/tmp") as room:
+        process, _ = start_demo(Path(room), {"KERNPOOL_HOME": str(install.home)}, "A job")
+        os.killpg(process.pid, signal.SIGINT)
+        process.communicate(timeout=90)
+    assert job in install.kernpool("queue", "-s", "-q").split()
+
+
+def start_demo(room: Path, more: dict[str, str], until: str) -> tuple[subprocess.Popen[str], str]:
+    """Run the demo with its files in `room`; gives it, and its output up to the line that has these words."""
     process = subprocess.Popen(
         [sys.executable, str(HOUSE / "examples" / "demo.py")],
-        env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+        env={**Install(room).env, "TMPDIR": str(room), **more},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
     )  # fmt: skip
     assert process.stdout is not None
+    text = ""
     for line in process.stdout:
-        if "A job" in line:
-            os.killpg(process.pid, signal.SIGINT)
+        text += line
+        if until in line:
             break
-    output, _ = process.communicate(timeout=90)
-    assert process.returncode == 130, output
-    assert processes_of(home) == [], output
-    assert not home.exists(), output
+    return process, text

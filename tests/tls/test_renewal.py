@@ -12,7 +12,7 @@ from kernpool_tls.authority import Authority
 from kernpool_tls.errors import ClockSkewError, RateLimitedError, RenewalRefusedError, RevokedError
 from kernpool_tls.identity import Identity, IdentityPhase
 from kernpool_tls.peer import PeerIdentity, Revocations
-from kernpool_tls.renewal import NONCES_MAX, NonceBook, RateLimit, check_renewal, renewal_statement
+from kernpool_tls.renewal import NONCES_MAX, NonceBook, check_renewal, renewal_statement
 from kernpool_tls.times import check_clock_skew, renew_at_unix_s
 
 if TYPE_CHECKING:
@@ -143,16 +143,6 @@ def test_nonces_that_nobody_uses_stay_bounded() -> None:
     with pytest.raises(RateLimitedError):
         book.issue(1.0)
     book.issue(61.0)
-
-
-def test_the_rate_limit_lets_bursts_in_and_then_the_rate() -> None:
-    """A storm of renewals after an outage."""
-    limit = RateLimit(2.0, 3)
-    for _ in range(3):
-        limit.take(100.0)
-    with pytest.raises(RateLimitedError, match=r"in 0\.5 s"):
-        limit.take(100.0)
-    limit.take(100.5)
 
 
 def test_clocks_that_differ_by_more_than_five_minutes_are_refused_naming_both() -> None:

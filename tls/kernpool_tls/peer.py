@@ -54,10 +54,6 @@ class Revocations:
         """Refuse every certificate of this node."""
         self._node_ids.add(node_id)
 
-    def restore_node(self, node_id: str) -> None:
-        """The node enrolled again under its old id; revoke its old serials before."""
-        self._node_ids.discard(node_id)
-
     def revoke_serials(self, serials: Iterable[str]) -> None:
         """Refuse these certificates."""
         self._serials.update(serials)
@@ -65,7 +61,9 @@ class Revocations:
     def check(self, peer: PeerIdentity) -> None:
         """Raises RevokedError."""
         if peer.node_id in self._node_ids:
-            raise RevokedError(f"node {peer.node_id} was removed; enrol it again with a join token bound to its id")
+            raise RevokedError(
+                f"node {peer.node_id} was removed; enrol it again as a new node to bring the machine back"
+            )
         if peer.serial in self._serials:
             raise RevokedError(f"node {peer.node_id} shows a certificate that was replaced when it enrolled again")
 

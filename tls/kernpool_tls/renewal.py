@@ -124,26 +124,3 @@ class NonceBook:
             if ends_s > now_s:
                 return
             del self._issued[nonce]
-
-
-@final
-class RateLimit:
-    """A token bucket: `burst` requests at once, `rate_per_s` in the long run. Times are monotonic seconds."""
-
-    __slots__ = ("_at_s", "_burst", "_left", "_rate_per_s")
-
-    def __init__(self, rate_per_s: float, burst: int) -> None:
-        self._rate_per_s = rate_per_s
-        self._burst = float(burst)
-        self._left = float(burst)
-        """Requests that may come now."""
-        self._at_s = float("-inf")
-        """When `_left` was counted."""
-
-    def take(self, now_s: float) -> None:
-        """Let one request in. Raises RateLimitedError."""
-        self._left = min(self._burst, self._left + max(0.0, now_s - self._at_s) * self._rate_per_s)
-        self._at_s = now_s
-        if self._left < 1.0:
-            raise RateLimitedError(f"too many requests; try again in {(1.0 - self._left) / self._rate_per_s:.1f} s")
-        self._left -= 1.0

@@ -17,31 +17,34 @@ STARTED: Final = web.RequestKey("kernpool.started", bool)
 class StreamedAnswer:
     """A chunked answer. It ends well by `finish` alone; else the connection is cut, so nobody takes a part for all."""
 
-    __slots__ = ("_request", "_response")
+    __slots__ = ("_headers", "_length", "_request", "_response")
 
     def __init__(
         self, request: web.Request, content_type: str, headers: dict[str, str] | None = None, length: int | None = None
     ) -> None:
         self._request = request
-        self._response = web.StreamResponse(headers={"Content-Type": content_type, **(headers or {})})
-        if length is not None:
-            self._response.content_length = length
+        self._headers = {"Content-Type": content_type, **(headers or {})}
+        self._length = length
+        self._response: web.StreamResponse | None = None
 
-    async def start(self) -> None:
-        """Send the head now."""
-        if not self._response.prepared:
+    async def start(self) -> web.StreamResponse:
+        """Send the head now, unless it is sent."""
+        if self._response is None:
+            self._response = web.StreamResponse(headers=self._headers)
+            if self._length is not None:
+                self._response.content_length = self._length
             self._request[STARTED] = True
             await self._response.prepare(self._request)
+        return self._response
 
     async def write(self, data: bytes) -> None:
         """Send bytes; waits while the client takes none. Raises ConnectionError when it is gone."""
-        if not self._response.prepared:
-            await self.start()
-        await self._response.write(data)
+        await (self._response or await self.start()).write(data)
 
     async def finish(self, data: bytes = b"") -> web.StreamResponse:
-        """Send the last bytes and the end mark."""
-        await self.start()
+        """Send the last bytes and the end mark; an answer that has not begun goes out in one piece."""
+        if self._response is None:
+            return web.Response(body=data, headers=self._headers)
         await self._response.write_eof(data)
         return self._response
 

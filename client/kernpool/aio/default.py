@@ -14,12 +14,10 @@ async def default_client(*, start: bool = False) -> Client:
 
     Raises NotRunningError, StartError, KernpoolError.
     """
-    from kernpool.sdk.default import may_start
+    if start:
+        from kernpool.sdk.default import ensure_started
 
-    if start and may_start():
-        from kernpool.embedded.start import ensure_running
-
-        await asyncio.to_thread(ensure_running)
+        await asyncio.to_thread(ensure_started)
     endpoint = find_endpoint()
     loop = asyncio.get_running_loop()
     client = _clients.get(loop)

@@ -13,6 +13,11 @@ from kernpool.errors import InvalidError, KernpoolError
 
 HELP_WORDS: Final = ("-h", "--help", "help")
 WORDS_MAX: Final = 3
+ELSEWHERE: Final = {
+    "ps": "queue", "ls": "status", "run": "launch", "submit": "launch", "start": "api start", "stop": "api stop",
+    "kill": "cancel", "rm": "sandbox rm", "cp": "sandbox cp", "doctor": "check",
+}  # fmt: skip
+"""Words by which other tools call what we have under another name."""
 
 
 def run(words: Sequence[str]) -> int:
@@ -69,6 +74,7 @@ def make_parser(command: Command, module: Any) -> "Parser":
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    parser.takes_command = command.takes_command
     module.add_arguments(parser)
     return parser
 
@@ -77,12 +83,17 @@ def make_parser(command: Command, module: Any) -> "Parser":
 class Parser(argparse.ArgumentParser):
     """argparse with our words, and a near match for a mistyped option."""
 
+    takes_command = False
+    """What follows `--` is a command for elsewhere."""
+
     def error(self, message: str) -> NoReturn:
         """Raise UsageError."""
         unknown = message.removeprefix("unrecognized arguments: ").split()
         if message.startswith("unrecognized arguments") and unknown[0].startswith("-"):
             option = unknown[0].split("=")[0]
             message = f"there is no option {option}{_near(option, list(self._option_string_actions))}"
+        elif message.startswith("unrecognized arguments") and self.takes_command:
+            message = "put -- before the command: `-- COMMAND ...`"
         raise UsageError(message)
 
 
@@ -109,7 +120,8 @@ def _near(word: str, known: Sequence[str]) -> str:
     import difflib
 
     near = difflib.get_close_matches(word, known, n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
+    meant = near[0] if near else ELSEWHERE.get(word) if "launch" in known else None
+    return f"; did you mean {meant!r}?" if meant else ""
 
 
 def overview(group: str) -> str:

@@ -3,11 +3,13 @@
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from rich.cells import cell_len
 from rich.console import Console, RenderableType
 from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
+
+from kernpool.cli.terminal import clean
 
 STATE_STYLES: Final = {
     "ready": "green",
@@ -30,20 +32,32 @@ STATE_STYLES: Final = {
     "down": "dim",
 }
 
+CELLS_MAX: Final = 10_000
+"""As wide as no table is: to measure one without the limit of the terminal."""
+
+LAST_CELLS: Final = 24
+"""The last column is broken rather than wider than this where the terminal is narrow."""
+
 
 def make_table(columns: Sequence[str], rows: Sequence[Sequence[str]], title: str = "") -> Table:
     """Make a table with a colour for every state."""
     table = Table(box=None, pad_edge=False, header_style="bold", title=title or None, title_justify="left")
-    for column in columns:
-        table.add_column(column, overflow="fold")
+    for number, column in enumerate(columns):
+        # Only the last column may be broken: an id or a number in two halves cannot be read, nor copied.
+        width = max(cell_len(cell) for cell in (column, *(row[number] for row in rows)))
+        table.add_column(column, overflow="fold", min_width=min(width, LAST_CELLS) if column == columns[-1] else width)
     for row in rows:
-        table.add_row(*[Text(cell or "-", style=STATE_STYLES.get(cell, "")) for cell in row])
+        table.add_row(*[Text(clean(cell) or "-", style=STATE_STYLES.get(cell, "")) for cell in row])
     return table
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print a table."""
-    Console(soft_wrap=True).print(make_table(columns, rows))
+    console, table = Console(), make_table(columns, rows)
+    least = console.measure(table, options=console.options.update(width=CELLS_MAX)).minimum
+    if console.width < least:  # rather a line that the terminal breaks than cells cut short
+        console.width = least
+    console.print(table)
 
 
 def watch(render: Callable[[], RenderableType], every_s: float) -> None:
@@ -54,15 +68,3 @@ def watch(render: Callable[[], RenderableType], every_s: float) -> None:
         while True:
             time.sleep(every_s)
             live.update(render(), refresh=True)
-
-
-def progress_bar() -> Progress:
-    """Make the progress of a bulk create, on stderr."""
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=Console(stderr=True),
-        transient=True,
-    )

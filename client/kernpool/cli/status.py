@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from kernpool.cli import shown
 from kernpool.cli.common import add_listing, connect
-from kernpool.cli.terminal import Terminal
+from kernpool.cli.terminal import Terminal, clean
 from kernpool.results import Status
 from kernpool.units import show_duration
 
@@ -22,19 +22,20 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
     with connect(terminal) as client:
         if arguments.watch and terminal.is_rich:
             from rich.console import Group
+            from rich.text import Text
 
             from kernpool.cli.rich_views import make_table, watch
 
             def view() -> Group:
                 status = client.status()
                 return Group(
-                    headline(status, client.endpoint.url),
+                    Text(clean(headline(status, client.endpoint.url))),
                     "",
                     make_table(shown.NODE_COLUMNS, [*map(shown.node_row, status.nodes)], "NODES"),
                     "",
                     make_table(shown.CLUSTER_COLUMNS, [*map(shown.cluster_row, status.clusters)], "CLUSTERS"),
                     "",
-                    *counts(status).values(),
+                    *map(Text, counts(status).values()),
                 )
 
             watch(view, 1.0)

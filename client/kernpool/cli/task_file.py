@@ -29,7 +29,7 @@ def with_options(task: Task, fields: Mapping[str, Any], name: str) -> dict[str, 
     except SpecError as error:
         raise _error("the options", error.problems) from None
     if missing := whole.missing_variables():
-        say = " ".join(f"--{'secret' if name in whole.secrets else 'env'} {name}" for name in missing)
+        say = " ".join(f"--secret {name}" if name in whole.secrets else f"--env {name}=VALUE" for name in missing)
         problem = SpecProblem(f"{', '.join(missing)}: the file leaves {_them(missing)} to you: say {say}")
         raise _error(name, [problem])
     return whole.to_document()

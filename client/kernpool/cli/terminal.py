@@ -115,7 +115,10 @@ class Terminal:
     def error(self, error: KernpoolError) -> None:
         """Say an error, with the places of what is wrong where it knows them."""
         self.problem(error.message, "" if getattr(error, "details", None) else error.hint)
-        for detail in getattr(error, "details", ()):
+        details: Sequence[Mapping[str, Any]] = getattr(error, "details", ())
+        if len(details) == 1 and not details[0].get("line") and str(details[0].get("message", "")) in error.message:
+            return  # the message has said it all
+        for detail in details:
             place = f"{detail['line']}:{detail.get('column', 0)}: " if detail.get("line") else ""
             key = f"{detail['key']}: " if detail.get("key") else ""
             sys.stderr.write(f"  {clean(place + key + str(detail.get('message', '')))}\n")

@@ -1,6 +1,7 @@
 """Processes found by their pid files and held by pidfds: never by name, never the wrong one after a pid was reused."""
 
 import contextlib
+import itertools
 import os
 import select
 import signal
@@ -96,6 +97,13 @@ def daemon(state_dir: Path, pid_file: str) -> Process | None:
         return process
     process.close()
     return None
+
+
+def daemons(state_dir: Path, module: str) -> list[Process]:
+    """Find by their command lines the daemons of a state directory, also one so young that it has no pid file yet."""
+    words = (os.fsencode(module), b"--state-dir=" + os.fsencode(state_dir))
+    pids = [pid for pid, _ in _parents() if words in itertools.pairwise(command_line(pid))]
+    return [process for pid in pids if (process := Process.hold(pid)) is not None]
 
 
 def command_line(pid: int) -> list[bytes]:

@@ -77,8 +77,12 @@ def start(
         if is_running(home):
             return Running(find_endpoint(environ={}).url, was_running=True, nodes_ready=_nodes_ready(home))
         say("Starting kernpool on this machine (it stays until `kernpool api stop`) ...")
-        _start_coordinator(home, api_port, node_listen, say)
-        ready = _start_agent(home, say)
+        try:
+            _start_coordinator(home, api_port, node_listen, say)
+            ready = _start_agent(home, say)
+        except KeyboardInterrupt:
+            say("\nInterrupted. What has started so far goes on until: kernpool api stop")
+            raise
         endpoint = find_endpoint(environ={})
         return Running(endpoint.url, was_running=False, nodes_ready=ready)
 
@@ -221,8 +225,8 @@ def _start_agent(home: Home, say: Say) -> int:
 
 
 def _has_identity(home: Home) -> bool:
-    directory = home.agent / "identity"
-    return directory.is_dir() and any(directory.iterdir())
+    # Not the directory: an enrolment that failed leaves its key there, to be used at the next try.
+    return (home.agent / "identity" / "identity.pem").is_file()
 
 
 def _write_join_token(home: Home) -> None:

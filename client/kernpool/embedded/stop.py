@@ -10,7 +10,7 @@ from typing import Final, final
 
 from kernpool.embedded import lock
 from kernpool.embedded.layout import Home
-from kernpool.embedded.processes import child_environment, work_processes
+from kernpool.embedded.processes import child_environment, daemons, work_processes
 from kernpool.embedded.start import Say, agent_process, coordinator_process
 from kernpool.endpoint import find_endpoint
 from kernpool.errors import KernpoolError, StartError
@@ -88,11 +88,21 @@ def _stop(home: Home, *, keep_work: bool, say: Say) -> Stopped:
             with process:
                 if not process.end(grace_s):
                     say(f"The {what} did not stop within {grace_s:.0f} s and was killed.")
+    was_starting = _end_starting(home)
     home.endpoint_file.unlink(missing_ok=True)
     home.join_token_file.unlink(missing_ok=True)
     if not keep_work:
         _end_left(home, say)
-    return Stopped(was_running=agent is not None or coordinator is not None or has_work)
+    return Stopped(was_running=agent is not None or coordinator is not None or has_work or was_starting)
+
+
+def _end_starting(home: Home) -> bool:
+    """End the daemons of a start that was interrupted before they wrote their pid files; True when there were some."""
+    young = [*daemons(home.agent, "kernpool_agent"), *daemons(home.coordinator, "kernpool_coordinator")]
+    for process in young:
+        with process:
+            process.end(COORDINATOR_GRACE_S)
+    return bool(young)
 
 
 def _end_all_work(home: Home, say: Say) -> None:

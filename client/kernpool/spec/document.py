@@ -71,6 +71,8 @@ def _syntax_problem(error: yaml.MarkedYAMLError) -> SpecProblem:
     mark = error.problem_mark or error.context_mark
     where = (mark.line + 1, mark.column + 1) if mark else (1, 1)
     message = " ".join(part for part in (error.context, error.problem) if part)
+    if "'\\t' that cannot start any token" in message:
+        message = "a tab in the indentation: YAML wants spaces"
     return SpecProblem(f"not valid YAML: {message}", line=where[0], column=where[1])
 
 

@@ -67,7 +67,7 @@ class ClusterService:
     def _find(self, actor: Actor, name: str) -> Cluster:
         cluster = self._scheduler.clusters.get(actor.workspace, name)
         if cluster is None:
-            raise NotFoundError(f"there is no cluster {name}", hint="kernpool status")
+            raise NotFoundError(f"There is no cluster {name}.", hint="kernpool status")
         return cluster
 
 

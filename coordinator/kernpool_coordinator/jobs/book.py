@@ -190,21 +190,20 @@ class JobBook:
         note = Note(job, "cancel_asked", cause=cause, actor=actor)
         return [note, *self._advance(job, now, why)]
 
-    def stop_answered(self, key: tuple[str, int, int], code: str, error: str, now: Now) -> list[Instruction]:
+    def stop_answered(self, order: Stop, code: str, error: str, now: Now) -> list[Instruction]:
         """A node answered StopAttempt; when it took it, the end itself comes as a report."""
-        job, attempt = self._find(key)
-        if job is None or attempt is None or not attempt.live:
-            return []
-        match code:
-            case "not_found" if attempt.phase is AttemptPhase.ASSIGNED:
+        job, attempt = self._find((order.job_id, order.index, order.fence))
+        live = attempt is not None and attempt.live
+        if job is not None and live and code == "not_found" and attempt is not None:
+            if attempt.phase is AttemptPhase.ASSIGNED:
                 return self._end(job, attempt, EndReason.CANCELLED, "it never started", now)
-            case "not_found":
-                return self._end(job, attempt, EndReason.LOST, "its node no longer knows it", now)
-            case "timeout" | "busy" | "internal":
-                job.detail = f"{attempt.node_id} was asked to end it: {error or code}"
-                return [_stop(job, attempt, attempt.stopping or EndReason.CANCELLED)]
-            case _:
-                return []
+            return self._end(job, attempt, EndReason.LOST, "its node no longer knows it", now)
+        if code == "timeout":
+            # Also for one that we have closed long ago: it runs there until its node says that it does not.
+            if job is not None and live:
+                job.detail = f"{order.node_id} was asked to end it: {error or code}"
+            return [order]
+        return []
 
     # --- inside ---
 
@@ -442,4 +441,5 @@ def _how_it_ended(job: Job, attempt: Attempt) -> str:
             text = f"{rank}ended"
         case reason:
             text = f"{rank}ended: {reason}"
-    return f"{text} ({attempt.detail})" if attempt.detail else text
+    told = attempt.detail and attempt.detail != f"run {text}"
+    return f"{text} ({attempt.detail})" if told else text

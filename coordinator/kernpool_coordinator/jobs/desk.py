@@ -12,7 +12,7 @@ from typing import Final, assert_never, final
 
 from kernpool_coordinator.clusters.rows import delete_cluster, put_cluster
 from kernpool_coordinator.core.clock import Clock, Now
-from kernpool_coordinator.errors import BusyError, CoordinatorError, StoreError, UnreachableError
+from kernpool_coordinator.errors import BusyError, CoordinatorError, StoreError, TooLargeError, UnreachableError
 from kernpool_coordinator.events.commits import Commits
 from kernpool_coordinator.events.log import Event, EventLog
 from kernpool_coordinator.jobs.environment import GRACE_S, start_message
@@ -72,7 +72,7 @@ class JobDesk:
         self._waiters: dict[int, set[asyncio.Future[None]]] = {}
         """By job number; no empty sets."""
         self._later: deque[Start | Stop] = deque(maxlen=LATER_MAX)
-        """Orders whose node's send queue was full; tried again at the next tick."""
+        """Orders whose node had no room for them (a full queue, a fault of its own); sent again at the next tick."""
         self._held: dict[int, list[Instruction]] = {}
         """What befell a new job before its row was on disk; done once it is, dropped when it never gets there."""
         self.over: dict[str, int] = {}
@@ -225,8 +225,8 @@ class JobDesk:
             return  # the node's next snapshot, or its absence, decides
         except BusyError:
             self._later.append(order)
-        except StoreError as error:
-            self.settle(self.scheduler.jobs.start_answered(key, "internal", error.message, self._clock.now()))
+        except (StoreError, TooLargeError) as error:
+            self.settle(self.scheduler.jobs.start_answered(key, "invalid", error.message, self._clock.now()))
         else:
             attempt.sent = True
             attempt.sends += 1
@@ -236,8 +236,10 @@ class JobDesk:
             return StopAttempt(request_id, order.job_id, order.index, order.fence, order.reason, GRACE_S)
 
         def answered(code: str, error: str) -> None:
-            key = (order.job_id, order.index, order.fence)
-            self.settle(self.scheduler.jobs.stop_answered(key, code, error, self._clock.now()))
+            if code in ("busy", "internal"):
+                self._later.append(order)  # at the next tick: at once would be a race with a node in trouble
+                return
+            self.settle(self.scheduler.jobs.stop_answered(order, code, error, self._clock.now()))
 
         try:
             self._links.send(order.node_id, make, "StopAttempt", self._reply_timeout_s, answered)

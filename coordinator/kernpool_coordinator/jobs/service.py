@@ -80,9 +80,14 @@ class JobService:
         # A task of its own: a caller that hangs up must not leave a job half accepted.
         task = asyncio.create_task(self._accept(job, instructions, key), name=f"accept {job.id}")
         self._submitting[job.number] = task
-        task.add_done_callback(lambda _: self._submitting.pop(job.number, None))
+        task.add_done_callback(lambda done: self._accepted(job, done))
         await asyncio.shield(task)
         return job_body(job)
+
+    def _accepted(self, job: Job, done: asyncio.Task[None]) -> None:
+        del self._submitting[job.number]
+        if not done.cancelled():
+            done.exception()  # the caller has it, unless it hung up and nobody wants to know
 
     def _used_key(self, actor: Actor, body: SubmitJob) -> UsedKey | None:
         if not body.idempotency_key:
@@ -106,7 +111,7 @@ class JobService:
         if cluster is None:
             if body.must_exist:
                 hint = f"kernpool launch -c {body.cluster} FILE"
-                raise NotFoundError(f"there is no cluster {body.cluster}", hint=hint)
+                raise NotFoundError(f"There is no cluster {body.cluster}.", hint=hint)
             return
         if cluster.state is ClusterState.DOWN:
             message = f"cluster {cluster.name} is being taken down: its jobs are ending"
@@ -202,7 +207,7 @@ class JobService:
             stored = await self._store.read(lambda connection: rows.read_numbers(connection, [number]))
             job = stored[0] if stored else None
         if job is None or not job.durable or not _may_see(actor, job.workspace):
-            raise NotFoundError(f"there is no job {job_id}", hint="kernpool queue")
+            raise NotFoundError(f"There is no job {job_id}.", hint="kernpool queue")
         return job
 
     def workspace_of(self, job_id: str) -> str | None:

@@ -38,8 +38,9 @@ def check_submission(body: SubmitJob) -> Submission:
     # YAML numbers in envs are texts for whoever runs: keep what the check made of them.
     document["envs"] = {name: value for name, value in task.envs.items() if value is not None}
     text = json.dumps(document, default=str)
-    if len(text) > TASK_BYTES_MAX:
-        raise TooLargeError(f"the task document has {len(text)} bytes, at most {TASK_BYTES_MAX} are taken")
+    size = len(text) + sum(len(name) + len(value or "") for name, value in task.secrets.items())
+    if size > TASK_BYTES_MAX:
+        raise TooLargeError(f"the task has {size} bytes, at most {TASK_BYTES_MAX} are taken")
     recovery = task.resources.job_recovery or {}
     codes = recovery.get("recover_on_exit_codes", [])
     return Submission(

@@ -13,8 +13,10 @@ from kernpool_coordinator.errors import (
     NodeRefusedError,
     NodeTimeoutError,
     NotFoundError,
+    TooLargeError,
     UnreachableError,
 )
+from kernpool_mesh.errors import MessageTooLargeError
 from kernpool_mesh.messages import Message, Reply
 
 OnAnswer = Callable[[str, str], None]
@@ -100,14 +102,25 @@ class Links:
     def send(
         self, node_id: str, make: Callable[[int], Message], what: str, timeout_s: float, on_answer: OnAnswer
     ) -> None:
-        """Send a request; the answer comes by callback. Raises UnreachableError, BusyError: then nothing was sent."""
+        """Send a request; the answer comes by callback.
+
+        Raises UnreachableError, BusyError, TooLargeError: then nothing was sent.
+        """
+        request_id = self.next_id()
+        session = self.post(node_id, make(request_id))
+        self._requests[request_id] = _Request(node_id, session, on_answer, what)
+        heapq.heappush(self._deadlines, (self._clock.now().mono + timeout_s, request_id))
+
+    def post(self, node_id: str, message: Message) -> NodeSession:
+        """Send a message that has its own kind of answer. Raises as `send`."""
         session = self._sessions.get(node_id)
         if session is None or node_id not in self._synced:
             raise UnreachableError(f"node {node_id} is not linked")
-        request_id = self.next_id()
-        session.send_nowait(make(request_id))
-        self._requests[request_id] = _Request(node_id, session, on_answer, what)
-        heapq.heappush(self._deadlines, (self._clock.now().mono + timeout_s, request_id))
+        try:
+            session.send_nowait(message)
+        except MessageTooLargeError as error:
+            raise TooLargeError(f"it does not fit into one message to node {node_id}: {error}") from error
+        return session
 
     async def ask(self, node_id: str, make: Callable[[int], Message], what: str, timeout_s: float) -> None:
         """Send a request and wait until it is done. Raises what `answer_error` makes of the answer."""

@@ -1,5 +1,6 @@
 """Nodes as the link server and the API meet them: links, words of agents, health, removal."""
 
+import logging
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,6 +29,12 @@ from kernpool_mesh import messages
 from kernpool_mesh.messages import AttemptStatus, Heartbeat, HeartbeatAck, Hello, Inventory, SandboxStatus, Snapshot
 
 DATA_KEY_LIFE_S: Final = 86_400.0
+MASS_SILENCE: Final = (
+    "more nodes fell silent at once than can be true: none is declared unreachable for now; "
+    "look at this coordinator's own network first"
+)
+
+logger = logging.getLogger(__name__)
 
 
 @final
@@ -84,6 +91,9 @@ class NodeService:
         self._events = events
         self._clock = clock
         self._listener = listener
+        self._told_frozen = False
+        self._settled_at = clock.now().mono + health.limits.reattach_s
+        """Before this, nodes that have not linked yet are no mass silence."""
 
     def restore(self, node: Node) -> None:
         """Take a node from the store; it has the re-attach time to link."""
@@ -211,10 +221,21 @@ class NodeService:
     def tick(self, now: Now) -> None:
         """Look at silences and old keys."""
         self._tell(self._health.tick(now.mono))
+        self._tell_freeze(now)
         for node in self.nodes.values():
             key = node.data_key
             if key is not None and now.mono - key.made_mono > DATA_KEY_LIFE_S:
                 self._rotate(node, now)
+
+    def _tell_freeze(self, now: Now) -> None:
+        if self._health.frozen is self._told_frozen or now.mono < self._settled_at:
+            return
+        self._told_frozen = self._health.frozen
+        verb, cause = "thawed", "the nodes are heard again, or the freeze is over"
+        if self._told_frozen:
+            verb, cause = "frozen", MASS_SILENCE
+            logger.warning(MASS_SILENCE)
+        self._commits.later([], [self._events.make(SYSTEM.name, verb, "server/health", SYSTEM.workspace, cause)])
 
     def _rotate(self, node: Node, now: Now) -> None:
         session = self._links.get(node.id)
@@ -288,7 +309,7 @@ class NodeService:
             ids = ", ".join(sorted(one.id for one in named))
             raise ConflictError(f"{len(named)} nodes are called {id_or_name}: {ids}", hint="name it by its id")
         if not named:
-            raise NotFoundError(f"there is no node {id_or_name}", hint="kernpool node ls")
+            raise NotFoundError(f"There is no node {id_or_name}.", hint="kernpool node ls")
         return named[0]
 
     def session(self, node_id: str) -> NodeSession:

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final, final
 
 from kernpool.spec import Demand
-from kernpool_mesh.messages import Limits
+from kernpool_mesh import fits as mesh_fits
+from kernpool_mesh.messages import Limits, Resources
 
 MIB_PER_GIB: Final = 1024
 MILLIS_PER_CPU: Final = 1000
@@ -51,6 +52,11 @@ class Ask:
     def as_row(self) -> dict[str, Any]:
         """Give plain data for the store."""
         return {name: getattr(self, name) for name in self.__slots__}
+
+    @property
+    def is_anything(self) -> bool:
+        """It names some amount; else any node does."""
+        return bool(self.cpu_millis or self.memory_mib or self.disk_mib or self.gpus)
 
     def __str__(self) -> str:
         parts = [
@@ -122,13 +128,25 @@ class Shortage:
 
 
 def fits(there: Amounts, ask: Ask) -> Shortage | None:
-    """Say whether the ask fits, or what is short. Whoever plans and whoever commits ask this one function."""
-    if ask.cpu_millis > there.cpu_millis:
-        return Shortage("CPUs", f"{ask.cpu_millis / MILLIS_PER_CPU:g}", f"{max(0, there.cpu_millis) / 1000:g}")
-    if ask.memory_mib > there.memory_mib:
-        return Shortage("MiB of memory", str(ask.memory_mib), str(max(0, there.memory_mib)))
-    if ask.disk_mib > there.disk_mib:
-        return Shortage("MiB of disk", str(ask.disk_mib), str(max(0, there.disk_mib)))
-    if ask.gpus > (gpus := there.gpus.get(ask.gpu_model.casefold(), 0)):
-        return Shortage(f"x {ask.gpu_model}", str(ask.gpus), str(max(0, gpus)))
-    return None
+    """Say whether the ask fits, or what is short.
+
+    The comparison is `kernpool_mesh.fits`, which the node's agent asks too when it admits the work; here only the GPUs
+    of the asked model count.
+    """
+    gpus = there.gpus.get(ask.gpu_model.casefold(), 0) if ask.gpus else 0
+    free = Resources(there.cpu_millis, there.memory_mib, there.disk_mib, gpus)
+    if mesh_fits.fits(free, Resources(ask.cpu_millis, ask.memory_mib, ask.disk_mib, ask.gpus)):
+        return None
+    return _first_shortage(free, ask)
+
+
+def _first_shortage(free: Resources, ask: Ask) -> Shortage:
+    """Name it as people do."""
+    if ask.cpu_millis > free.cpu_millis:
+        wanted, there = ask.cpu_millis / MILLIS_PER_CPU, max(0, free.cpu_millis) / MILLIS_PER_CPU
+        return Shortage("CPUs", f"{wanted:g}", f"{there:g}")
+    if ask.memory_mib > free.memory_mib:
+        return Shortage("MiB of memory", str(ask.memory_mib), str(max(0, free.memory_mib)))
+    if ask.disk_mib > free.disk_mib:
+        return Shortage("MiB of disk", str(ask.disk_mib), str(max(0, free.disk_mib)))
+    return Shortage(f"x {ask.gpu_model}", str(ask.gpus), str(max(0, free.gpus)))

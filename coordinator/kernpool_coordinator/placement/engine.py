@@ -70,7 +70,7 @@ def first_fitting(rooms: Sequence[Room], ask: Ask, count: int, there: Callable[[
 
 def _refusal(rooms: Sequence[Room], asks: Sequence[Ask], count: int) -> Refusal:
     open_rooms = [room for room in rooms if room.open]
-    needs = f"{count} nodes with {asks[0]} each" if count > 1 else f"a node with {asks[0]}"
+    needs = _needed(asks[0], count)
     if len(open_rooms) < count:
         return Refusal(f"needs {needs}; {_counted_nodes(len(open_rooms), len(rooms))}", hopeless=True)
     for ask in asks:
@@ -80,10 +80,15 @@ def _refusal(rooms: Sequence[Room], asks: Sequence[Ask], count: int) -> Refusal:
     return Refusal(f"needs {needs}; no node could ever take it: {_why_never(open_rooms, asks[0])}", hopeless=True)
 
 
+def _needed(ask: Ask, count: int) -> str:
+    nodes = "a node" if count == 1 else f"{count} nodes"
+    return f"{nodes} with {ask}{' each' if count > 1 else ''}" if ask.is_anything else nodes
+
+
 def _counted_nodes(ready: int, known: int) -> str:
     if known == 0:
         return "no node has joined yet"
-    return f"{ready} of {known} nodes {'is' if ready == 1 else 'are'} ready"
+    return f"{ready} of {known} node{'' if known == 1 else 's'} {'is' if ready == 1 else 'are'} ready"
 
 
 def _why_not_now(rooms: Sequence[Room], ask: Ask) -> str:

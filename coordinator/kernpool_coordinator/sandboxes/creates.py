@@ -13,14 +13,14 @@ from typing import Any, Final, Protocol, final
 
 from kernpool.bodies import CreateSandboxesBody
 from kernpool_coordinator.core.clock import Clock, Now
-from kernpool_coordinator.errors import BusyError, CoordinatorError, PendingError, UnreachableError
+from kernpool_coordinator.errors import BusyError, CoordinatorError, PendingError
 from kernpool_coordinator.events.commits import Commits
 from kernpool_coordinator.idempotency.keys import KeyName, Keys, UsedKey, fingerprint
 from kernpool_coordinator.nodes.links import Links
 from kernpool_coordinator.sandboxes.book import NEVER_MADE, Kit, Sandbox, SandboxBook
 from kernpool_coordinator.sandboxes.creation import Creation, Item, new_item
 from kernpool_coordinator.sandboxes.spread import Candidate, spread
-from kernpool_coordinator.sandboxes.templates import command_of, result_body, template_of
+from kernpool_coordinator.sandboxes.templates import check_size, command_of, result_body, template_of
 from kernpool_coordinator.tokens.actor import Actor
 from kernpool_mesh.messages import CommandResult, CreateSandboxes, Reply, SandboxItems
 from kernpool_mesh.reasons import EndReason
@@ -107,6 +107,7 @@ class Creates:
         return creation.read()
 
     def _new(self, actor: Actor, body: CreateSandboxesBody, ids: Sequence[str]) -> Creation:
+        check_size(body)
         if self._book.alive + body.count > ALIVE_MAX:
             raise BusyError(f"there are {self._book.alive} sandboxes already, at most {ALIVE_MAX} are kept")
         creation = self._creation(actor, body)
@@ -161,11 +162,8 @@ class Creates:
         self._settle(creation)
 
     def _ask(self, creation: Creation, request_id: int, node_id: str, message: CreateSandboxes) -> None:
-        session = self._links.get(node_id) if self._links.is_synced(node_id) else None
         try:
-            if session is None:
-                raise UnreachableError(f"node {node_id} is not linked")
-            session.send_nowait(message)
+            self._links.post(node_id, message)
         except CoordinatorError as error:
             # It did not leave this process: these ids are certainly not made.
             creation.fail_part(request_id, "busy", error.message, self._book, self._clock.now().unix)

@@ -87,7 +87,7 @@ class SandboxService:
         """End and remove; answers once the nodes have nothing left, or their time is over."""
         chosen = self._chosen(actor, body)
         if len(body.ids) == 1 and not chosen:
-            raise NotFoundError(f"there is no sandbox {body.ids[0]}", hint="kernpool sandbox ls")
+            raise NotFoundError(f"There is no sandbox {body.ids[0]}.", hint="kernpool sandbox ls")
         by_node: dict[str, list[str]] = {}
         for sandbox in chosen.values():
             if sandbox.alive or sandbox.doomed is not None:
@@ -156,7 +156,7 @@ class SandboxService:
         """Set its time to live anew."""
         sandbox = self._find(actor, sandbox_id)
         if not sandbox.alive:
-            raise ConflictError(f"sandbox {sandbox_id} has ended: {sandbox.reason}")
+            raise ConflictError(f"Sandbox {sandbox_id} has ended: {sandbox.reason}.", hint="kernpool sandbox ls")
         await self._links.ask(
             sandbox.node_id,
             lambda request_id: ExtendSandbox(request_id, sandbox_id, ttl_s),
@@ -177,9 +177,11 @@ class SandboxService:
         """The node that has it; raises NotFoundError, ConflictError."""
         sandbox = self.book.sandboxes.get(sandbox_id)
         if sandbox is None:
-            raise NotFoundError(f"there is no sandbox {sandbox_id}")
+            raise NotFoundError(f"There is no sandbox {sandbox_id}.")
         if not sandbox.alive or sandbox.doomed is not None:
-            raise ConflictError(f"sandbox {sandbox_id} has ended: {sandbox.reason or sandbox.doomed}")
+            raise ConflictError(
+                f"Sandbox {sandbox_id} has ended: {sandbox.reason or sandbox.doomed}.", hint="kernpool sandbox ls"
+            )
         return sandbox.node_id
 
     async def page(self, actor: Actor, labels: dict[str, str] | None, state: str, limit: int, after: str) -> Listing:
@@ -225,7 +227,7 @@ class SandboxService:
     def _find(self, actor: Actor, sandbox_id: str) -> Sandbox:
         sandbox = self.book.sandboxes.get(sandbox_id)
         if sandbox is None or not _may_see(actor, sandbox):
-            raise NotFoundError(f"there is no sandbox {sandbox_id}", hint="kernpool sandbox ls")
+            raise NotFoundError(f"There is no sandbox {sandbox_id}.", hint="kernpool sandbox ls")
         return sandbox
 
     def workspace_of(self, sandbox_id: str) -> str | None:

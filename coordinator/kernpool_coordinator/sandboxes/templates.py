@@ -2,11 +2,29 @@
 
 from base64 import b64decode, b64encode
 from binascii import Error as Base64Error
-from typing import Any
+from typing import Any, Final
 
-from kernpool.bodies import CommandBody, TemplateBody
-from kernpool_coordinator.errors import InvalidError
+from kernpool.bodies import CommandBody, CreateSandboxesBody, TemplateBody
+from kernpool_coordinator.errors import InvalidError, TooLargeError
 from kernpool_mesh.messages import Command, CommandResult, Limits, Template
+
+REQUEST_BYTES_MAX: Final = 2 << 20
+"""Of everything that a create says beside the ids: it travels to each node in one message."""
+
+
+def check_size(body: CreateSandboxesBody) -> None:
+    """Refuse a request that would fit into no message. Raises TooLargeError."""
+    texts = [*body.env.items(), *body.labels.items(), *body.template.env.items()]
+    size = sum(len(name) + len(value) for name, value in texts)
+    if body.command is not None:
+        command = body.command
+        size += len(command.stdin_b64) + sum(map(len, command.argv))
+        size += sum(len(name) + len(value) for name, value in command.env.items())
+    if size > REQUEST_BYTES_MAX:
+        raise TooLargeError(
+            f"the request has {size} bytes of texts and input, at most {REQUEST_BYTES_MAX} are taken",
+            hint="write large input into a file of the sandbox",
+        )
 
 
 def template_of(body: TemplateBody) -> Template:

@@ -102,7 +102,7 @@ def _delete(table: Table) -> SqlDelete:
 
 
 @cache
-def _upsert(table: Table, dialect: str) -> Executable:
+def _upsert(table: Table, dialect: str) -> sqlite.Insert | postgresql.Insert:
     # The two dialects spell it alike, but share no type for it.
     insert = sqlite.insert(table) if dialect == "sqlite" else postgresql.insert(table)
     keys = _key_names(table)

@@ -95,7 +95,7 @@ class ApiTokens:
         """Forget a token, at once and for good."""
         token = self._find(token_id)
         if token is None:
-            raise NotFoundError(f"there is no token {token_id}")
+            raise NotFoundError(f"There is no token {token_id}.", hint="kernpool token ls")
         event = self._events.make(actor.name, "revoked", f"token/{token_id}", token.workspace)
         await self._commits.now([Delete(schema.tokens, {"id": token_id})], [event])
         self._by_hash.pop(token.sha256, None)

@@ -92,7 +92,7 @@ class JoinTokens:
         """Forget a token at once."""
         token = self._tokens.get(token_id)
         if token is None:
-            raise NotFoundError(f"there is no join token {token_id}")
+            raise NotFoundError(f"There is no join token {token_id}.", hint="kernpool join-token ls")
         event = self._events.make(actor.name, "revoked", f"join-token/{token_id}", token.workspace)
         await self._commits.now([Delete(schema.join_tokens, {"id": token_id})], [event])
         self._tokens.pop(token_id, None)

@@ -69,7 +69,7 @@ def check(actor: Actor, verb: Verb, kind: Kind, name: str, workspace: str | None
     NotFoundError for an object of another workspace, whose existence is nobody's business.
     """
     if workspace is not None and not actor.is_admin and workspace != actor.workspace:
-        raise NotFoundError(f"there is no {kind} {name}")
+        raise NotFoundError(f"There is no {kind} {name}.")
     least = RULES[kind].get(verb)
     if least is None or _RANK[actor.role] < _RANK[least]:
         needs = f"it needs the role {least}" if least is not None else "nobody may"

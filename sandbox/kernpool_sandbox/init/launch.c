@@ -114,7 +114,7 @@ static struct launch_error failed(const char *what, int err)
 static struct launch_error prepare_and_exec(const struct launch *l)
 {
 	int err = 0;
-	setpgid(0, 0); /* a session would cost an autogroup of the scheduler, and without a terminal it is of no use */
+	setpgid(0, 0); /* without a terminal a session is of no use, and costs a scheduling group */
 	if (l->cgroups && (err = join_cgroups(l->cgroups)) < 0)
 		return failed("joining the cgroup", -err);
 	int in = l->stdin_fd, out = l->stdout_fd, errors = l->stderr_fd;

@@ -125,7 +125,6 @@ static void gather_devices(struct mount_op *op)
 		char path[32];
 		snprintf(path, sizeof(path), "/dev/%s", device_names[i]);
 		op->trees[i] = clone_tree(path);
-		set_attrs(op->trees[i], KP_ATTR_NOSUID | KP_ATTR_NOEXEC, path);
 	}
 }
 
@@ -196,13 +195,15 @@ static void make_parents(const char *target)
 
 static void make_dir(const char *target, mode_t mode)
 {
+	if (mkdir(target, mode) == 0 || errno == EEXIST)
+		return; /* most parents are there */
 	make_parents(target);
 	must(mkdir(target, mode) == 0 || errno == EEXIST, "the directory", target);
 }
 
+/* An empty file to mount on; where a link dangles, the file that it names. */
 static void make_file(const char *target)
 {
-	make_parents(target);
 	int fd = open(target, O_WRONLY | O_CREAT | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, 0644);
 	must(fd >= 0, "the file", target);
 	close(fd);
@@ -220,8 +221,9 @@ static void place_bind(struct mount_op *op)
 	struct stat from, to;
 	must(fstat(op->trees[0], &from) == 0, "the source of", op->target);
 	if (stat(op->target, &to) < 0) {
+		make_parents(op->target);
 		if (S_ISDIR(from.st_mode))
-			make_dir(op->target, 0755);
+			must(mkdir(op->target, 0755) == 0, "the directory", op->target);
 		else
 			make_file(op->target);
 	}
@@ -250,7 +252,7 @@ static void place_dev(struct mount_op *op)
 	place_tmpfs(op->target, MS_NOSUID | MS_NOEXEC, 1 << 16, 0755);
 	for (size_t i = 0; i < COUNT(device_names); i++) {
 		snprintf(path, sizeof(path), "%s/%s", op->target, device_names[i]);
-		make_file(path);
+		must(mknod(path, S_IFREG | 0644, 0) == 0, "the file", path);
 		attach(op->trees[i], path);
 	}
 	for (size_t i = 0; i < COUNT(links); i++) {
@@ -268,13 +270,25 @@ static void place_dev(struct mount_op *op)
 
 static void place_file(const struct mount_op *op)
 {
-	make_parents(op->target);
-	must(unlink(op->target) == 0 || errno == ENOENT, "replacing", op->target);
 	int fd = open(op->target, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+	if (fd < 0) { /* no parent yet, or a file (or link) of the image in its place */
+		make_parents(op->target);
+		must(unlink(op->target) == 0 || errno == ENOENT, "replacing", op->target);
+		fd = open(op->target, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+	}
 	must(fd >= 0 && write_all(fd, op->rest, (size_t)(op->rest_end - op->rest)) == 0 &&
 		 fchmod(fd, op->mode & 07777) == 0,
 	     "the file", op->target);
 	close(fd);
+}
+
+static void place_link(const struct mount_op *op)
+{
+	const char *to = (const char *)op->rest;
+	if (symlink(to, op->target) == 0 || errno == EEXIST)
+		return;
+	make_parents(op->target);
+	must(symlink(to, op->target) == 0, "the link", op->target);
 }
 
 static void place_mask(const struct mount_op *op)
@@ -312,8 +326,7 @@ static void place(struct mount_op *op)
 		must(chmod(op->target, op->mode & 07777) == 0, "the mode of", op->target);
 		break;
 	case MOUNT_SYMLINK:
-		make_parents(op->target);
-		must(symlink((const char *)op->rest, op->target) == 0 || errno == EEXIST, "the link", op->target);
+		place_link(op);
 		break;
 	case MOUNT_FILE:
 		place_file(op);

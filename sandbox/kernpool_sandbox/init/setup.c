@@ -74,7 +74,7 @@ static int wait_for_maps(int sync, int fds[SOURCES_MAX])
 
 static void become_root_inside(const struct sandbox_plan *plan)
 {
-	setsid();                /* a spawner started by hand has a terminal that nobody inside may reach */
+	setpgid(0, 0);           /* Ctrl-C at a spawner in a terminal is not meant for us */
 	if (plan->uid_count > 0) /* a single-id mapping denies it */
 		check(syscall(SYS_setgroups, 0, NULL) == 0, "dropping groups");
 	check(syscall(SYS_setresgid, 0, 0, 0) == 0, "becoming the sandbox's group");

@@ -2,11 +2,13 @@
 #include "spawner.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
@@ -289,6 +291,19 @@ static void accept_client(struct spawner *s)
 	close(fd);
 }
 
+/* A spawner started by hand has a terminal, which nothing it makes may reach. Once here, rather than by a session for
+ * every sandbox: a session costs a scheduling group of its own. */
+static void lose_terminal(void)
+{
+	int tty = open("/dev/tty", O_RDWR | O_NOCTTY | O_CLOEXEC);
+	if (tty < 0)
+		return;
+	signal(SIGHUP, SIG_IGN); /* a session leader that lets go of its terminal is sent one */
+	ioctl(tty, TIOCNOTTY);
+	signal(SIGHUP, SIG_DFL);
+	close(tty);
+}
+
 static int block_signals(void)
 {
 	sigset_t set;
@@ -317,6 +332,7 @@ int spawner_run(const struct spawner_options *options)
 	for (int i = 0; i < CLIENTS_MAX; i++)
 		s.clients[i].fd = -1;
 	umask(0077);
+	lose_terminal();
 	s.listener = place_prepare(&s.place, options);
 	if (s.listener < 0 || !tree_open())
 		return 1;

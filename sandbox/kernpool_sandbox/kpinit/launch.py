@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import os
+import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,6 +91,17 @@ async def _answers(config: SpawnerConfig) -> bool:
         return False
     client.close()
     return True
+
+
+def remove_runtime_dir(config: SpawnerConfig) -> None:
+    """Remove what sandboxes have left outside the state directory (sockets, end records), once the spawner is stopped
+    and nothing of them lives or is wanted any more."""
+    runtime = config.runtime_dir or default_runtime_dir(config.state_dir)
+    if runtime.parent != config.state_dir.resolve():
+        shutil.rmtree(runtime, ignore_errors=True)
+        link = config.state_dir / "s"
+        if link.is_symlink():
+            link.unlink()
 
 
 async def ensure_spawner(config: SpawnerConfig, binary: Path, *, log_path: Path, timeout_s: float = 10.0) -> None:

@@ -87,6 +87,8 @@ class Node:
     jobs: JobRuntime
     server: DataServer
     trust: Trust
+    home: Path
+    """Of the jobs' user."""
     now_unix_s: float = field(default_factory=time.time)
     """The coordinator's time, as the node believes it."""
     keys: dict[int, bytes] = field(default_factory=lambda: {KEY_ID: DATA_KEY})
@@ -109,38 +111,37 @@ class Node:
         await self.jobs.start(spec)
         return job_id
 
+    @property
+    def second_user(self) -> str:
+        """Give a user of a sandbox that is not root; where only one id is mapped, root again."""
+        return "65534" if self.runtime.isolation.uids == "range" else "0"
+
     def token(self, object_: str, verbs: Sequence[str], *, expires_in_s: int = 60, node_id: str = NODE_ID) -> str:
         now = int(self.now_unix_s)
         claims = datatoken.Claims(node_id, object_, tuple(verbs), now + expires_in_s, ACTOR)
         return datatoken.sign(DATA_KEY, KEY_ID, claims, now)
 
 
-def own_user() -> User:
-    import pwd
-
-    entry = pwd.getpwuid(os.geteuid())
-    return User(entry.pw_name, entry.pw_uid, entry.pw_gid, tuple(os.getgroups()), entry.pw_dir)
-
-
 @pytest_asyncio.fixture(scope="package", loop_scope="package")
 async def node(tmp_path_factory: pytest.TempPathFactory, trust: Trust) -> AsyncIterator[Node]:
-    state_dir = tmp_path_factory.mktemp("n")
+    state_dir, home = tmp_path_factory.mktemp("n"), tmp_path_factory.mktemp("home")
+    own_id = os.geteuid()
     async with AsyncExitStack() as stack:
         runtime = await SandboxRuntime.open(
-            RuntimeConfig(state_dir, job_ids=((os.geteuid(), os.geteuid()),)), on_update=lambda _statuses: None
+            RuntimeConfig(state_dir, job_ids=((own_id, own_id),)), on_update=lambda _statuses: None
         )
         stack.push_async_callback(runtime.shutdown)
         if not runtime.isolation.isolation:
             pytest.skip(f"no sandboxes here: {'; '.join(runtime.isolation.problems)}")
         updates: asyncio.Queue[AttemptStatus] = asyncio.Queue()
         jobs = await JobRuntime.open(
-            JobConfig(state_dir=state_dir, user=own_user()),
+            JobConfig(state_dir=state_dir, user=User("me", own_id, os.getegid(), tuple(os.getgroups()), str(home))),
             runtime.living_spawner,
             runtime.cgroups,
             on_update=updates.put_nowait,
         )
         stack.push_async_callback(jobs.close)
-        made = Node(runtime, jobs, None, trust, updates=updates)  # type: ignore[arg-type]
+        made = Node(runtime, jobs, None, trust, home, updates=updates)  # type: ignore[arg-type]
         authorizer = DoorAuthorizer(NODE_ID, lambda: made.keys, lambda: made.now_unix_s)
         app = make_app(
             runtime,

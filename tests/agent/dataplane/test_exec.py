@@ -62,7 +62,7 @@ async def test_a_command_without_output_is_only_its_end(door: "Door", sandbox: s
     assert (answer.out, answer.err, answer.reason) == (b"", b"", ("exited", 0))
 
 
-async def test_stdin_env_cwd_and_user_reach_the_command(door: "Door", sandbox: str) -> None:
+async def test_stdin_env_cwd_and_user_reach_the_command(door: "Door", sandbox: str, node: "Node") -> None:
     """What a tool call of an assistant sets."""
     answer = await shell(
         door,
@@ -71,9 +71,9 @@ async def test_stdin_env_cwd_and_user_reach_the_command(door: "Door", sandbox: s
         stdin_b64=base64.b64encode(b"in\0\xff").decode(),
         env={"GREETING": "hällo"},
         cwd="/tmp",
-        user="65534",
+        user=node.second_user,
     )
-    assert answer.out == b"in\0\xff" + "hällo\n/tmp\n65534\n".encode()
+    assert answer.out == b"in\0\xff" + f"hällo\n/tmp\n{node.second_user}\n".encode()
 
 
 async def test_bytes_are_passed_untouched_whatever_they_are(door: "Door", sandbox: str) -> None:

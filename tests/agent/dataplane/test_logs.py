@@ -1,7 +1,6 @@
 """Job logs through both doors: from an offset, the last lines, followed to the end, with losses told."""
 
 import asyncio
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
@@ -53,11 +52,11 @@ async def test_the_log_of_an_ended_job_is_read_whole_in_part_and_by_lines(door: 
 
 async def test_a_log_is_followed_from_before_its_first_byte_to_its_end(door: "Door", node: "Node") -> None:
     """`launch` follows at once: head, each line as it is printed, and the end when the job is over."""
-    home = node.jobs._config.user.home
+    home = node.home
     job_id = await node.job(
         f"for n in 1 2 3; do while [ ! -e {home}/kp-{door.name}-$n ]; do sleep 0.002; done; echo $n; done", setup="true"
     )
-    flags = [Path(home) / f"kp-{door.name}-{n}" for n in (1, 2, 3)]
+    flags = [home / f"kp-{door.name}-{n}" for n in (1, 2, 3)]
     try:
         async with logs(door, job_id, "?follow=1") as response:
             for n, flag in enumerate(flags, 1):

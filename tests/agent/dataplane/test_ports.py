@@ -20,27 +20,29 @@ pytestmark = [
 ]
 
 SERVER = """
-import socket, socketserver, sys
-class Handler(socketserver.BaseRequestHandler):
-    def handle(self):
-        first = self.request.recv(1)
-        if first == b"e":    # echo until the client ends, then one word more
-            while data := self.request.recv(65536):
-                self.request.sendall(data)
-            self.request.sendall(b"bye")
-        elif first == b"s":  # send much, then end
-            for _ in range(64):
-                self.request.sendall(bytes(range(256)) * 4096)
-        elif first == b"r":  # break
-            self.request.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, bytes((1, 0, 0, 0, 0, 0, 0, 0)))
-            self.request.close()
-class Server(socketserver.ThreadingTCPServer):
-    daemon_threads = True
-    allow_reuse_address = True
-    request_queue_size = 256
-with Server(("127.0.0.1", 8000), Handler) as server:
+import asyncio, socket
+async def serve(reader, writer):
+    first = await reader.read(1)
+    if first == b"e":    # echo until the client ends, then one word more
+        while data := await reader.read(65536):
+            writer.write(data)
+            await writer.drain()
+        writer.write(b"bye")
+    elif first == b"s":  # send much, then end
+        for _ in range(64):
+            writer.write(bytes(range(256)) * 4096)
+            await writer.drain()
+    elif first == b"r":  # break
+        sock = writer.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, bytes((1, 0, 0, 0, 0, 0, 0, 0)))
+        writer.transport.abort()
+        return
+    writer.close()
+async def main():
+    server = await asyncio.start_server(serve, "127.0.0.1", 8000, backlog=256)
     print("up", flush=True)
-    server.serve_forever()
+    await server.serve_forever()
+asyncio.run(main())
 """
 
 

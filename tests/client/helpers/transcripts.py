@@ -13,6 +13,10 @@ VARYING = (
     (r"sb-[a-z2-7]{16}", "sb-ID"),
     (r"n-[a-z2-7]{12}", "n-ID"),
     (r"kpj1\.\S+", "kpj1.TOKEN"),
+    (r"\bt-[a-z2-7]{12}\b", "t-ID"),
+    (r"^[a-z2-7]{16}\b", "ID"),
+    (r": cancell(ing|ed)$", ": CANCELLED"),
+    (r"[\d.]+ of [\d.]+( GiB)?", "FREE"),
     (r"kpt_\S+", "kpt_TOKEN"),
     (r"https?://127\.0\.0\.1:\d{2,}", "URL"),
     (r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", "MOMENT"),
@@ -22,6 +26,7 @@ VARYING = (
     (r"Python \d\.\d+\.\d+", "Python X"),
     (r"\d+(\.\d+)? ?(ms|s|m|h|d)\b( \d+[smh]\b)?", "TIME"),
     (r"\d+\.\d+", "N"),
+    (r"\d+( \(\+\d+ parked\))? +TIME ago$", "M  TIME ago"),
     (r" {2,}", "  "),
 )
 

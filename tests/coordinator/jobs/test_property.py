@@ -189,7 +189,7 @@ class World:
                 self.request(
                     one.node_id,
                     lambda number: StopAttempt(number, *key, one.reason),
-                    lambda code, error: self.settle(self.scheduler.jobs.stop_answered(key, code, error, self.now)),
+                    lambda code, error: self.settle(self.scheduler.jobs.stop_answered(one, code, error, self.now)),
                 )
             case Ack():
                 link = self.links.get(one.node_id)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from kernpool.bodies import SubmitJob
-from kernpool_coordinator.errors import ConflictError, InvalidError, NotFoundError
+from kernpool_coordinator.errors import ConflictError, InvalidError, NotFoundError, TooLargeError
 from kernpool_coordinator.simulation import SimAgent
 from kernpool_mesh.messages import AttemptState, Gpu, Resources, StartAttempt, StopAttempt
 from kernpool_mesh.reasons import EndReason
@@ -86,7 +86,7 @@ async def test_more_nodes_than_there_are_waits_and_says_so(stage: Any) -> None:
     await stage.join(SimAgent("n-a"))
     job_id = await stage.launch(num_nodes=2)
     body = await stage.job(job_id)
-    assert (body["state"], "1 of 1 nodes is ready" in body["detail"]) == ("pending", True)
+    assert (body["state"], "needs 2 nodes; 1 of 1 node is ready" in body["detail"]) == ("pending", True)
     await stage.join(SimAgent("n-b"))
     await stage.until_state(job_id, "running")
 
@@ -497,6 +497,10 @@ async def test_a_bad_task_creates_nothing(stage: Any) -> None:
         assert word in str(caught.value.details)
     with pytest.raises(InvalidError, match="leaves TOKEN to the caller"):
         await stage.launch(envs={"TOKEN": None})
+    with pytest.raises(TooLargeError):
+        await stage.launch("x" * (1 << 20))
+    with pytest.raises(TooLargeError):
+        await stage.launch(secrets={"BIG": "x" * (1 << 20)})
     assert (await stage.plane.jobs(stage.ann)).items == []
 
 

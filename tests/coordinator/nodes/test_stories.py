@@ -201,6 +201,21 @@ async def test_silence_makes_a_node_suspect_then_unreachable_then_ready_again(st
     assert [event["verb"] for event in events] == ["adopted", "ready", "suspect", "unreachable", "ready"]
 
 
+async def test_a_mass_silence_is_told_and_nothing_is_declared(stage: Any) -> None:
+    """The coordinator's own switch dies: ten nodes at once look dead, and their work is not given up."""
+    await stage.open()
+    links = [await stage.join(SimAgent(f"n-{number}")) for number in range(10)]
+    await stage.pass_time(40, beating=tuple(links))
+    await stage.pass_time(20, beating=tuple(links[3:]))
+    states = {node["id"]: node["state"] for node in (await stage.plane.nodes(stage.ann)).items}
+    assert [states[f"n-{number}"] for number in range(4)] == ["suspect", "suspect", "suspect", "ready"]
+    await stage.pass_time(2, beating=tuple(links))
+    await stage.settled()
+    events = (await stage.plane.events(stage.ann, object_="server/health")).items
+    assert [event["verb"] for event in events] == ["frozen", "thawed"]
+    assert "own network" in events[0]["cause"]
+
+
 async def test_data_keys_are_new_every_day(stage: Any) -> None:
     await stage.open()
     link = await stage.join(SimAgent("n-a"))

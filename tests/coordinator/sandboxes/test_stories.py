@@ -14,6 +14,7 @@ from kernpool_coordinator.errors import (
     NoCapacityError,
     NotFoundError,
     PendingError,
+    TooLargeError,
     UnreachableError,
 )
 from kernpool_coordinator.simulation import SimAgent
@@ -159,6 +160,8 @@ async def test_a_bad_command_is_refused_before_anything_is_made(stage: Any) -> N
         await create(stage, command=CommandBody(argv=["x"], stdin_b64="%"))
     with pytest.raises(InvalidError, match="NUL"):
         await create(stage, command=CommandBody(argv=["x\0y"]))
+    with pytest.raises(TooLargeError, match="at most"):
+        await create(stage, env={"BIG": "x" * (3 << 20)})
     assert (await present(stage), link.sent) == ([], [])
 
 

@@ -14,12 +14,15 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, create_engine, select, text
+from sqlalchemy import Connection, Table, create_engine, select, text
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.schema import CreateTable
 
 from kernpool_coordinator.errors import StoreError
 from kernpool_coordinator.store import Delete, Put, Run, Store, schema
 from kernpool_coordinator.store.database import sqlite_url
 from kernpool_coordinator.store.migrate import configuration, upgrade
+from kernpool_coordinator.store.operations import _upsert
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
 """A child finds the rooms where we found them."""
@@ -83,6 +86,15 @@ def test_the_migrations_make_the_same_schema_as_the_tables(tmp_path: Path) -> No
         assert compare_metadata(MigrationContext.configure(connection), schema.metadata) == []
         assert connection.execute(text("SELECT version_num FROM alembic_version")).scalar_one() == schema.HEAD
     engine.dispose()
+
+
+@pytest.mark.parametrize("table", schema.metadata.sorted_tables, ids=str)
+def test_every_table_is_written_alike_on_postgresql(table: Table) -> None:
+    """Several coordinators share a PostgreSQL one day: nothing here may be SQLite's alone."""
+    for name, module in (("sqlite", sqlite), ("postgresql", postgresql)):
+        dialect = module.dialect()
+        assert "CREATE TABLE" in str(CreateTable(table).compile(dialect=dialect))
+        assert "ON CONFLICT" in str(_upsert(table, name).compile(dialect=dialect))
 
 
 def test_head_is_the_newest_migration() -> None:

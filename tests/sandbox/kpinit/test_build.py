@@ -9,7 +9,7 @@ import pytest
 
 from kernpool_sandbox.kpinit import binary
 from kernpool_sandbox.kpinit.errors import BuildError, KpInitError
-from kernpool_sandbox.kpinit.launch import SpawnerConfig, default_runtime_dir, ensure_spawner
+from kernpool_sandbox.kpinit.launch import SpawnerConfig, default_runtime_dir, ensure_spawner, remove_runtime_dir
 from kernpool_sandbox.kpinit.spawner import SpawnerClient
 
 
@@ -55,6 +55,9 @@ async def test_a_spawner_is_started_once_and_outlives_its_starter(kp_init: Path,
     assert (config.state_dir / "s").resolve() == default_runtime_dir(config.state_dir)
     await client.stop()
     client.close()
+    remove_runtime_dir(config)
+    runtime = default_runtime_dir(config.state_dir)
+    assert not runtime.exists() or runtime.parent == config.state_dir
     assert (state_dir / "log").read_text() == ""
 
 

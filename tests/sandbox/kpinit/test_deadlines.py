@@ -68,7 +68,7 @@ async def test_a_tree_kill_leaves_nobody(node: Any) -> None:
     """Cancelling a command takes its daemons with it, also after its leader has ended."""
     box = await node.box()
     started = await box.client.exec(ExecSpec(1, ("sh", "-c", STUBBORN.replace("sleep 1000", "sleep 999"))))
-    await box.sh("while ! pgrep -f 'sleep 999' >/dev/null; do :; done")
+    await box.sh("until grep -qaz 999 /proc/[0-9]*/cmdline; do :; done")
     await box.client.signal(1, signal.SIGKILL, tree=True)
     await asyncio.wait_for(box.exit_of(1), 10)
     assert os.read(started.stdout_fd, 1) == b"" if await _eof(started.stdout_fd) else None

@@ -2,9 +2,11 @@
 
 import asyncio
 import errno
+import fcntl
 import os
 import signal
 import stat
+import termios
 from pathlib import Path
 from typing import Any
 
@@ -202,6 +204,7 @@ async def test_the_plan_is_what_stands_inside(node: Any, state_dir: Path) -> Non
     assert (await box.run("sh", "-c", "head -c 2000000 /dev/zero > /scratch/big")).code != 0
 
 
+@pytest.mark.usefixtures("needs_idmap")
 async def test_an_overlay_can_be_the_root_and_is_private(root_node: Any, state_dir: Path) -> None:
     """An image's files stay as they are, whatever two sandboxes do to them."""
     lower = state_dir / "image"
@@ -220,6 +223,7 @@ async def test_an_overlay_can_be_the_root_and_is_private(root_node: Any, state_d
     assert (lower / "etc" / "passwd").is_symlink()
 
 
+@pytest.mark.usefixtures("needs_idmap")
 async def test_links_in_an_image_lead_nowhere_outside(root_node: Any, state_dir: Path) -> None:
     """An image from the internet may hold `/data -> ../../../..`: mounts and files must still land inside."""
     lower, host = state_dir / "image", state_dir / "host"
@@ -366,6 +370,22 @@ async def test_an_agent_of_another_user_reaches_what_it_owns(root_node: Any, sec
                 await SpawnerClient.connect(owned.config.socket_path)
         finally:
             os.seteuid(0)
+
+
+async def test_the_terminal_of_a_spawner_started_by_hand_is_out_of_reach(node: Any, restart_spawner: Any) -> None:
+    """Whoever types into a terminal must not be read, or typed for, by a sandbox whose spawner was started there."""
+    ours, theirs = os.openpty()
+
+    def take_terminal() -> None:
+        os.setsid()
+        fcntl.ioctl(theirs, termios.TIOCSCTTY, 0)
+
+    await restart_spawner(node, preexec_fn=take_terminal)
+    box = await node.box()
+    assert b"No such device" in (await box.run("sh", "-c", ": < /dev/tty")).stderr
+    assert await box.sh("trap | wc -l; cut -d' ' -f7 /proc/self/stat") == "0\n0\n"
+    os.close(ours)
+    os.close(theirs)
 
 
 async def test_nothing_listens_where_no_sandbox_is(state_dir: Path) -> None:
