@@ -5,7 +5,6 @@ A command is over when its leader is, plus a short drain: grandchildren that hol
 
 import asyncio
 import errno
-import os
 import signal
 import time
 from typing import Protocol, final
@@ -30,9 +29,6 @@ class Place(Protocol):
 
     def oom_kills_so_far(self) -> int:
         """Return the same at the start of a command; before the first one no file has to be read for it."""
-
-    def disk_is_full(self) -> bool:
-        """Return whether its disk limit is reached."""
 
 
 def spec_of(command: Command, exec_id: int, *, user: str, cwd: str, stdin: bool) -> ExecSpec:
@@ -190,10 +186,11 @@ def _judge(event: ExecExited, place: Place, oom_kills_before: int, timeout_s: fl
         case ExecCause.LOST:
             return CommandResult(EndReason.LOST, code, detail="what watched over it was killed from inside the sandbox")
         case ExecCause.EXITED:
-            return _judge_exit(code, signalled, place, oom_kills_before)
+            return _judge_exit(event, place, oom_kills_before)
 
 
-def _judge_exit(code: int, signalled: int, place: Place, oom_kills_before: int) -> CommandResult:
+def _judge_exit(event: ExecExited, place: Place, oom_kills_before: int) -> CommandResult:
+    code, signalled = event.exit_code, event.status & 0x7F
     if code == 0:
         return CommandResult(EndReason.EXITED, 0)
     oom = place.oom_kills() > oom_kills_before
@@ -203,7 +200,7 @@ def _judge_exit(code: int, signalled: int, place: Place, oom_kills_before: int) 
         return CommandResult(EndReason.EXITED, code, detail="the memory limit was reached and a process of it killed")
     if signalled:
         return CommandResult(EndReason.KILLED, code, detail=f"killed by signal {signalled} ({_signal_name(signalled)})")
-    if place.disk_is_full():
+    if event.disk_full:
         return CommandResult(EndReason.DISK_FULL, code, detail="it failed while the sandbox's disk was full")
     return CommandResult(EndReason.EXITED, code)
 
@@ -260,15 +257,3 @@ def collected(result: CommandResult, stdout: Bounded, stderr: Bounded) -> Comman
     result.stdout, result.stdout_bytes_dropped = stdout.kept, stdout.dropped_bytes
     result.stderr, result.stderr_bytes_dropped = stderr.kept, stderr.dropped_bytes
     return result
-
-
-def disk_is_full(pid: int) -> bool:
-    """Return whether the file system under a sandbox's root has no room; False where we may not ask.
-
-    Only the link to the root directory itself is followed, never a path inside, so nothing there can mislead us.
-    """
-    try:
-        info = os.statvfs(f"/proc/{pid}/root/")
-    except OSError:
-        return False
-    return info.f_blocks > 0 and info.f_bavail == 0

@@ -10,7 +10,7 @@ from kernpool_sandbox.cgroup_pool import CgroupLease, CgroupPool
 from kernpool_sandbox.kpinit.init import InitClient
 from kernpool_sandbox.kpinit.plan import Ended, ExecExited, InitEvent
 from kernpool_sandbox.pipes import Dropped, PipeReader
-from kernpool_sandbox.runner import Execution, disk_is_full
+from kernpool_sandbox.runner import Execution
 
 FORGET_AFTER_S = 0.05
 FORGET_AT_ONCE = 16
@@ -147,10 +147,6 @@ class Slot:
     def oom_kills_so_far(self) -> int:
         """Return the OOM counter before a command; for the first one it is known from when the cgroup was taken."""
         return self.lease.oom_kills_before if self._next_exec_id <= 2 else self.oom_kills()
-
-    def disk_is_full(self) -> bool:
-        """Return whether its disk limit is reached."""
-        return disk_is_full(self.client.hello.pid)
 
     # --- its end ---
 

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/vfs.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -242,6 +243,13 @@ static void put_usage(struct out *out, const struct report *r)
 	out_put(out, TAG_USAGE, usage, sizeof(usage));
 }
 
+/* Whoever reads of a failure wants to know; only here can it be asked, for the agent walks no path of ours. */
+static bool disk_full(void)
+{
+	struct statfs fs;
+	return statfs("/", &fs) == 0 && fs.f_blocks && !fs.f_bavail;
+}
+
 void execs_tell(struct init *init)
 {
 	for (struct exec *e = init->execs; e && init->control >= 0; e = e->next) {
@@ -251,6 +259,8 @@ void execs_tell(struct init *init)
 		out_begin(&out, EV_EXEC_EXITED, 0, e->id, e->end.value);
 		out_u32(&out, TAG_CAUSE, e->end.cause);
 		put_usage(&out, &e->end);
+		if (e->end.value && disk_full())
+			out_u32(&out, TAG_FLAGS, EXITED_DISK_FULL);
 		e->told = out_send(init->control, &out, NULL, 0) == 0;
 		init->blocked = !e->told;
 		if (init->blocked)

@@ -37,7 +37,7 @@ enum op {
 	/* the supervisor of a job */
 	OP_JOB_STOP = 64,
 	/* events */
-	EV_EXEC_EXITED = 128,  /* a: exec id, b: wait status */
+	EV_EXEC_EXITED = 128,  /* a: exec id, b: wait status, TAG_FLAGS: EXITED_DISK_FULL */
 	EV_STEP_STARTED = 129, /* a: index, b: pid */
 	EV_LOG_GREW = 130,     /* TAG_OFFSET */
 	EV_JOB_EXITED = 131,   /* a: cause, b: wait status */
@@ -118,6 +118,7 @@ enum mount_flag { MOUNT_F_RDONLY = 1, MOUNT_F_NOSUID = 2, MOUNT_F_NODEV = 4, MOU
 
 enum exec_flag { EXEC_STDIN = 1 };
 enum signal_flag { SIGNAL_TREE = 1 };
+enum exited_flag { EXITED_DISK_FULL = 1 }; /* it failed, and the filesystem of "/" has no room */
 enum stream_flag { STREAM_HAS_FD = 1, STREAM_HAS_KEPT = 2 };
 enum exec_cause { EXEC_EXITED = 0, EXEC_TIMEOUT = 1, EXEC_SIGNALLED = 2, EXEC_LOST = 3 };
 enum job_cause { JOB_EXITED = 0, JOB_TIMEOUT = 1, JOB_STOPPED = 2, JOB_START_FAILED = 3 };

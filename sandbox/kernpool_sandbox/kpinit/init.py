@@ -31,6 +31,7 @@ from kernpool_sandbox.kpinit.record import EndCause, parse_end_record
 from kernpool_sandbox.kpinit.wire import Frame, Op, Tag, get_u32, put_bytes, put_env, put_str, put_u32, put_u64
 
 _SIGNAL_TREE: Final = 1
+_EXITED_DISK_FULL: Final = 1
 _STREAM_HAS_FD: Final = 1
 _STREAM_HAS_KEPT: Final = 2
 _GONE_DEADLINE_S: Final = 10.0
@@ -41,7 +42,8 @@ def _decode_event(frame: Frame) -> ExecExited | None:
     if frame.op != Op.EXEC_EXITED:
         return None  # of a later protocol: hints may be ignored
     values = frame.values()
-    return ExecExited(frame.a, frame.b, ExecCause(get_u32(values[Tag.CAUSE])), decode_usage(values[Tag.USAGE]))
+    full = Tag.FLAGS in values and bool(get_u32(values[Tag.FLAGS]) & _EXITED_DISK_FULL)
+    return ExecExited(frame.a, frame.b, ExecCause(get_u32(values[Tag.CAUSE])), decode_usage(values[Tag.USAGE]), full)
 
 
 def _why_it_died(path: Path, otherwise: GoneError) -> Exception:

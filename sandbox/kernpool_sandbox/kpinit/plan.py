@@ -392,6 +392,8 @@ class ExecExited:
     status: int
     cause: ExecCause
     usage: Usage
+    disk_full: bool = False
+    """It failed, and the sandbox's disk has no room."""
 
     @property
     def exit_code(self) -> int:
