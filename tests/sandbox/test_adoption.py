@@ -14,7 +14,7 @@ from kernpool_mesh.messages import Command, SandboxState, Template
 from kernpool_mesh.reasons import EndReason
 from kernpool_sandbox.config import RuntimeConfig
 from kernpool_sandbox.journal import Journal
-from tests.sandbox.conftest import PREFIXES, Node, Traces, open_node, until
+from tests.sandbox.conftest import PREFIXES, Node, Traces, find, open_node, until
 
 EARLIER_AGENT = """
 import asyncio, sys
@@ -40,7 +40,10 @@ async def main():
         name = f"sb-{number}"
         await runtime.create(name, Template(), ttl_s=float(ttl_s), labels={"n": str(number)}, owner="ada")
         print("made", name, flush=True)
-        await runtime.run(name, Command(["/bin/sh", "-c", script]))
+        process = await runtime.exec(name, Command(["/bin/sh", "-c", script]), stdin=False)
+        await process.stdout.read()
+        print("up", name, flush=True)
+        await process.wait()
 
     await asyncio.gather(*(one(number) for number in range(int(count))), return_exceptions=True)
 
@@ -64,6 +67,8 @@ class EarlierAgent:
         assert self.process.stdout is not None
         self.lines = self.process.stdout
         self.made: set[str] = set()
+        self.up = 0
+        """How many commands wrote their first line."""
         PREFIXES.append(self.next_line("prefix"))
 
     def next_line(self, wanted: str) -> str:
@@ -71,6 +76,7 @@ class EarlierAgent:
             word, *rest = line.split()
             if word == "made":
                 self.made.add(rest[0])
+            self.up += word == "up"
             if word == wanted:
                 return " ".join(rest)
         raise AssertionError(f"the earlier agent ended before it said {wanted!r}")
@@ -78,6 +84,10 @@ class EarlierAgent:
     def wait_made(self, count: int) -> None:
         while len(self.made) < count:
             self.next_line("made")
+
+    def wait_up(self, count: int) -> None:
+        while self.up < count:
+            self.next_line("up")
 
     def kill(self) -> None:
         self.process.kill()
@@ -140,17 +150,17 @@ async def test_kill_9_amid_240_creates_leaves_nothing_that_is_not_served(
 
 async def test_sandboxes_go_on_while_no_agent_is_there(config: RuntimeConfig, traces: Traces) -> None:
     """Fifty run, the agent is killed and comes back: all are there with labels, owner, files and processes."""
-    agent = EarlierAgent(config, 50, script="echo kept > /tmp/f; sleep 1000", parked=5)
-    agent.wait_made(50)
+    agent = EarlierAgent(config, 50, script="echo kept > /tmp/f; echo up; sleep 1000", parked=5)
+    agent.wait_up(50)
     agent.kill()
     node = await open_node(config)
     assert running(node) == {f"sb-{number}" for number in range(50)}
     status = node.runtime.get("sb-7")
     assert (status.labels, status.owner) == ({"n": "7"}, "ada")
     assert status.expires_unix_s == pytest.approx(status.started_unix_s + 60)
-    wait = "while ! pgrep -c sleep; do :; done; cat /tmp/f"
-    results = await asyncio.gather(*(node.sh(f"sb-{n}", wait, timeout_s=30) for n in range(1, 49)))
-    assert {result.stdout.split(b"\n")[-2] for result in results} == {b"kept"}
+    wait = f"until ({find('sleep 1000')}) >/dev/null; do :; done; cat /tmp/f"
+    results = await asyncio.gather(*(node.sh(f"sb-{n}", wait, timeout_s=30) for n in range(50)))
+    assert {result.stdout for result in results} == {b"kept\n"}
     assert node.runtime.statistics().parked == 0
     await node.runtime.extend("sb-7", 0.2)
     assert (await node.ended("sb-7"))[0] is EndReason.TTL
@@ -284,5 +294,5 @@ async def test_close_lets_everything_go_on_and_open_takes_it_up_again(config: Ru
             break
     else:
         raise AssertionError("the earlier agent's command is blocked by its output")
-    assert (await again.sh(sandbox, "pkill sleep; echo $?")).stdout == b"0\n"
+    assert (await again.sh(sandbox, f"until kill $({find('sleep 1000')}); do :; done", timeout_s=20)).exit_code == 0
     await finish(again, traces)

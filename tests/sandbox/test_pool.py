@@ -12,7 +12,7 @@ POLICY = PoolPolicy(
     auto_drain_after_s=60,
     refill_at_once=4,
     refill_quiet_s=0.05,
-    busy_concurrency=2,
+    busy_concurrency=1,
 )
 
 

@@ -52,7 +52,8 @@ async def story(runtime, told, updates):
     told["memory"] = await sh("a", "exec tail /dev/zero", timeout_s=20)
     told["disk"] = await sh("a", "head -c 100000000 /dev/zero > /tmp/full")
     await sh("a", "rm /tmp/full")
-    told["forks"] = await sh("a", "i=0; while [ $i -lt 200 ]; do sleep 20 & i=$((i+1)); done; wait", timeout_s=5)
+    await runtime.create("bomb", Template(limits=limits), ttl_s=60)
+    told["forks"] = await sh("bomb", "i=0; while [ $i -lt 200 ]; do sleep 20 & i=$((i+1)); done; wait", timeout_s=5)
     told["timeout"] = await sh("a", "setsid sh -c 'sleep 1000' & sleep 1000", timeout_s=0.3)
     await runtime.create("ttl", Template(), ttl_s=0.3)
     told["ttl"] = await sh("ttl", "sleep 60")
@@ -78,7 +79,7 @@ async def story(runtime, told, updates):
     while runtime.statistics().parked < 5:
         await asyncio.sleep(0.01)
     told["parked"] = (await runtime.create("p", Template(limits=limits), ttl_s=60)).parked
-    await runtime.remove(["a", "p", "ttl"])
+    await runtime.remove(["a", "bomb", "p", "ttl"])
 
 asyncio.run(main())
 """
