@@ -16,6 +16,8 @@ from kernpool_sandbox.startup import Parts
 from kernpool_sandbox.template import PlannedTemplate
 
 HOUSEKEEPING_S = 60.0
+POKE_DELAY_S = 0.004
+"""So long after a change the pools decide: once for all changes meanwhile, after the command that follows a claim."""
 
 log = logging.getLogger(__name__)
 
@@ -153,7 +155,8 @@ class Parking:
         """Something changed: let the pools decide soon, once for many changes."""
         if not self._poked and not self._closed:
             self._poked = True
-            self._loop.call_soon(self._advance)
+            self._stop_timer()
+            self._timer = self._loop.call_later(POKE_DELAY_S, self._advance)
 
     def _advance(self) -> None:
         self._poked = False
@@ -195,7 +198,7 @@ class Parking:
             self._pools.parked(key, slot.name)
             if slot.dead:
                 self._pools.lost(key, slot.name)
-        self.poke()
+        self._advance()  # at once, so that a refill goes on without pauses
 
     async def _end(self, slot: Slot) -> None:
         if not slot.dead:

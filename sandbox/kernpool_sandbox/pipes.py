@@ -30,37 +30,44 @@ class Sink(Protocol):
 class PipeReader:
     """Reads one descriptor in the event loop and feeds a sink; owns the descriptor."""
 
-    __slots__ = ("_closed", "_fd", "_left", "_loop", "_on_end", "_sink", "_watched")
+    __slots__ = ("_closed", "_fd", "_full", "_left", "_loop", "_on_end", "_sink", "_watched")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, fd: int, sink: Sink, on_end: Callable[[], None]) -> None:
+        """Take the descriptor; `resume` begins to watch it."""
         self._loop = loop
         self._fd = fd
         self._sink = sink
         self._on_end = on_end
         """Called once, after the sink's `end`."""
         self._watched = False
+        self._full = False
+        """The sink has enough for now."""
         self._left: int | None = None
         """Bytes that are still taken before it is closed; None: all that come."""
         self._closed = fd < 0
         if fd < 0:
             sink.end()
-        else:
-            self.resume()
 
     @property
     def closed(self) -> bool:
         """Whether nothing more will come."""
         return self._closed
 
+    @property
+    def full(self) -> bool:
+        """Whether its sink has enough for now."""
+        return self._full
+
     def resume(self) -> None:
-        """Go on reading after a sink had enough."""
+        """Begin to read as bytes come, or go on after the sink had enough."""
+        self._full = False
         if not self._watched and not self._closed:
             self._watched = True
             self._loop.add_reader(self._fd, self._readable)
 
     def drain(self) -> None:
         """Read what lies in the pipe now, without waiting, unless its sink had enough."""
-        if self._watched:
+        if not self._full:
             self._readable()
 
     def finish(self) -> None:
@@ -104,6 +111,7 @@ class PipeReader:
                     self.close()
                     return
             if not wants_more:
+                self._full = True
                 self._unwatch()
                 return
 

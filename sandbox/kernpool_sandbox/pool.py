@@ -54,7 +54,9 @@ class PoolPolicy:
     auto_drain_after_s: float = 60.0
     """An automatic pool that was not used for so long is drained; also how long a peak is remembered."""
     refill_at_once: int = 8
-    """With fewer parked than this the refill does not wait for a quiet moment."""
+    """With fewer parked than this, and no more than this alive (so no burst is on), the refill waits for no quiet."""
+    refill_patience_s: float = 0.5
+    """A pool that is low is refilled after this even in a burst that does not end."""
     refill_quiet_s: float = 0.03
     """So long after the last claim the node counts as quiet: the refill then hinders nobody."""
     busy_concurrency: int = 1
@@ -112,6 +114,8 @@ class _Pool:
     """When the peak was last reached."""
     used_at_s: float = 0.0
     """When a sandbox of this template was last asked for, or its target set."""
+    filling_at_s: float = 0.0
+    """When it last began to lack some."""
     target: Target | None = None
     """What was set explicitly; None: automatic."""
     failures: int = 0
@@ -298,6 +302,7 @@ class ParkedPools:
             phase = PoolPhase.FILLING
         if phase is not pool.phase:
             self._enter(pool, phase)
+            pool.filling_at_s = now_s
 
     def _enter(self, pool: _Pool, phase: PoolPhase) -> None:
         pool.story.append(f"{pool.phase} -> {phase} (parked {len(pool.parked)}, parking {pool.parking})")
@@ -310,7 +315,8 @@ class ParkedPools:
         missing = target - len(pool.parked) - pool.parking
         if now_s >= pool.used_at_s + policy.refill_quiet_s:
             return min(missing, policy.quiet_concurrency - pool.parking)
-        if len(pool.parked) < policy.refill_at_once:
+        patient = pool.live > policy.refill_at_once and now_s < pool.filling_at_s + policy.refill_patience_s
+        if len(pool.parked) < policy.refill_at_once and not patient:
             return min(missing, policy.busy_concurrency - pool.parking)
         return 0
 
@@ -325,6 +331,7 @@ class ParkedPools:
             yield pool.retry_at_s
         elif pool.phase is PoolPhase.FILLING and now_s < (quiet_at_s := pool.used_at_s + policy.refill_quiet_s):
             yield quiet_at_s
+            yield from (time for time in (pool.filling_at_s + policy.refill_patience_s,) if time > now_s)
         drain_after_s = policy.auto_drain_after_s if pool.target is None else pool.target.drain_after_s
         if pool.phase is not PoolPhase.IDLE and drain_after_s > 0:
             yield from (time for time in (pool.used_at_s + drain_after_s,) if time > now_s)

@@ -15,6 +15,8 @@ from kernpool_sandbox.kpinit.init import InitClient
 from kernpool_sandbox.kpinit.plan import ExecCause, ExecExited, ExecSpec, ExecStarted
 from kernpool_sandbox.pipes import Bounded, Chunks, PipeReader, PipeWriter
 
+WATCH_AFTER_S = 0.0015
+"""A command that ends sooner is read at its end: no pipe of it is ever watched, which would cost as much as it does."""
 SIGKILL_CODE = 128 + signal.SIGKILL
 NOT_FOUND_CODE = 127
 NOT_EXECUTABLE_CODE = 126
@@ -61,7 +63,6 @@ class Execution:
 
     __slots__ = (
         "_drain_s",
-        "_drain_timer",
         "_early_exit",
         "_exited",
         "_loop",
@@ -69,6 +70,7 @@ class Execution:
         "_place",
         "_started_s",
         "_timeout_s",
+        "_timer",
         "_verdict",
         "first_output_ms",
         "over",
@@ -88,7 +90,8 @@ class Execution:
         self._exited = False
         self._early_exit: ExecExited | None = None
         """The exit, when it was told before the start."""
-        self._drain_timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        """Before the exit: begins to watch the pipes. After it: ends the drain."""
         self._verdict: CommandResult | None = None
         """Reason and exit code, once the leader is over."""
         self.over: asyncio.Future[CommandResult] = loop.create_future()
@@ -107,8 +110,11 @@ class Execution:
         for sink, reader in ((stdout, self.stdout), (stderr, self.stderr)):
             if isinstance(sink, Chunks):
                 sink.attach(reader)
+                reader.resume()
         if self._early_exit is not None:
             self.exited(self._early_exit)
+        elif isinstance(stdout, Bounded):
+            self._timer = self._loop.call_later(WATCH_AFTER_S, self._watch)
 
     def first_output(self) -> None:
         """The first byte came (or the exit)."""
@@ -131,8 +137,7 @@ class Execution:
         for pipe in (self.stdin, self.stdout, self.stderr):
             if pipe is not None:
                 pipe.close()
-        if self._drain_timer is not None:
-            self._drain_timer.cancel()
+        self._stop_timer()
 
     def _end(self, verdict: CommandResult) -> None:
         if self._exited:
@@ -142,11 +147,23 @@ class Execution:
         self.first_output()
         if self.stdin is not None:
             self.stdin.close()
+        self._stop_timer()
         for reader in (self.stdout, self.stderr):
             if reader is not None:
                 reader.drain()
         if not self._finished():
-            self._drain_timer = self._loop.call_later(self._drain_s, self._drained)
+            self._watch()
+            self._timer = self._loop.call_later(self._drain_s, self._drained)
+
+    def _watch(self) -> None:
+        for reader in (self.stdout, self.stderr):
+            if reader is not None and not reader.full:
+                reader.resume()
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def _pipe_ended(self) -> None:
         if self._exited:
@@ -165,9 +182,7 @@ class Execution:
         self._resolve()
 
     def _resolve(self) -> None:
-        if self._drain_timer is not None:
-            self._drain_timer.cancel()
-            self._drain_timer = None
+        self._stop_timer()
         if not self.over.done():
             assert self._verdict is not None
             self._verdict.first_output_ms = self.first_output_ms

@@ -98,10 +98,12 @@ class Slot:
                 await self.client.ack(row.exec_id)
                 continue
             streams = await self.client.reattach(row.exec_id)  # what was kept for nobody is dropped with the rest
-            self._orphans[row.exec_id] = (
+            readers = self._orphans[row.exec_id] = (
                 PipeReader(self._loop, streams.stdout.fd, Dropped(), _nothing),
                 PipeReader(self._loop, streams.stderr.fd, Dropped(), _nothing),
             )
+            for reader in readers:
+                reader.resume()
 
     def touch(self) -> None:
         """It is in use now: its idle time begins anew."""

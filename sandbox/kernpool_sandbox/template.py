@@ -38,16 +38,16 @@ PIDS_MIN = 4
 OPEN_FILES_MAX = 65_536
 
 MASKED = (
-    "/proc/acpi",
     "/proc/kcore",
     "/proc/keys",
     "/proc/latency_stats",
     "/proc/sched_debug",
-    "/proc/scsi",
     "/proc/sysrq-trigger",
     "/proc/timer_list",
 )
-READ_ONLY = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys")
+"""Hidden where others than the node's root may open them at all: a sandbox's root is never the node's."""
+READ_ONLY = ("/proc/sys",)
+"""What else can be written in /proc (bus, fs, irq) belongs to the node's root, so the kernel itself refuses it."""
 
 _INLINE_BYTES_MAX = 4096
 _INLINE_TOTAL_MAX = 48 * 1024
@@ -175,8 +175,15 @@ def _rootfs_ops(image: RootfsImage, limits: Limits, isolation: NodeIsolation, *,
 
 
 def _kernel_ops() -> tuple[MountOp, ...]:
-    masks = (Mask(path) for path in MASKED if os.path.lexists(path))
+    masks = (Mask(path) for path in MASKED if _open_to_others(path))
     return (Proc(), Dev(), *masks, *(ReadOnly(path) for path in READ_ONLY if os.path.lexists(path)))
+
+
+def _open_to_others(path: str) -> bool:
+    try:
+        return bool(os.lstat(path).st_mode & 0o007)
+    except OSError:
+        return False
 
 
 def _skeleton_ops(root: Path) -> Iterator[MountOp]:

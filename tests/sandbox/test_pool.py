@@ -1,5 +1,6 @@
 """The parked pool's decisions, without any I/O."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -95,18 +96,37 @@ def test_an_unused_pool_is_drained_after_its_idle_time() -> None:
     assert node.pools.wakeup_s(node.now) is None
 
 
-def test_the_refill_waits_for_a_quiet_moment_but_never_lets_the_pool_run_dry() -> None:
+def test_in_a_burst_the_refill_waits_for_a_quiet_moment_but_not_for_ever() -> None:
     """Parking competes for the same two CPUs with the commands of the burst."""
     node = Node()
     for _ in range(20):
         node.pools.claim("k", node.now)
-    for number in range(POLICY.refill_at_once):
+    assert node.pools.advance(node.now) == []
+    assert node.pools.wakeup_s(node.now) == node.now + POLICY.refill_quiet_s
+    for _ in range(30):  # and it does not end: one claim every 20 ms
+        node.now += 0.02
+        node.pools.claim("k", node.now)
+        instructions = node.pools.advance(node.now)
+        if instructions:
+            break
+    assert instructions == [Park("k", POLICY.busy_concurrency)]
+    assert node.now == pytest.approx(1000.0 + POLICY.refill_patience_s, abs=0.03)
+    node.pools.parked("k", "s1")
+    node.now += POLICY.refill_quiet_s
+    assert node.pools.advance(node.now) == [Park("k", POLICY.quiet_concurrency)]
+
+
+def test_a_lone_user_never_finds_the_pool_dry() -> None:
+    """Claims come one by one, without a pause: the refill goes on beside them, up to a few."""
+    node = Node()
+    node.pools.claim("k", node.now)
+    for number in range(POLICY.auto_min):
         assert node.pools.advance(node.now) == [Park("k", POLICY.busy_concurrency)]
         node.pools.parked("k", f"slot-{number}")
     assert node.pools.advance(node.now) == []
-    assert node.pools.wakeup_s(node.now) == node.now + POLICY.refill_quiet_s
-    node.now += POLICY.refill_quiet_s
-    assert node.pools.advance(node.now) == [Park("k", POLICY.quiet_concurrency)]
+    node.pools.ended("k")
+    assert node.pools.claim("k", node.now) is not None
+    assert node.pools.advance(node.now) == [Park("k", POLICY.busy_concurrency)]
 
 
 def test_an_explicit_target_overrides_and_those_not_named_are_drained() -> None:
