@@ -116,6 +116,14 @@ class Parking:
         """How many stand parked."""
         return self._pools.parked_total
 
+    def memory_bytes(self) -> int:
+        """Return what the cgroups of the parked ones hold together; -1 without cgroups."""
+        cgroups = self._parts.cgroups
+        if cgroups.tree.kind == "none":
+            return -1
+        names = (self._maker.slots[name].lease.name for name in self._pools.slots())
+        return sum(max(0, cgroups.usage(name).memory_bytes) for name in names)
+
     def statistics(self) -> Iterable[PoolStatistics]:
         """One record a pool."""
         return self._pools.statistics(self._loop.time())

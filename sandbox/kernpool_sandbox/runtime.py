@@ -409,6 +409,10 @@ class SandboxRuntime:
             pools=tuple(self._parking.statistics()),
         )
 
+    def parked_memory_bytes(self) -> int:
+        """Return what the cgroups of the parked ones hold together (reads a file for each); -1 without cgroups."""
+        return self._parking.memory_bytes()
+
     # --- opening and closing ---
 
     async def _adopt(self) -> None:
