@@ -100,9 +100,10 @@ def test_the_refill_waits_for_a_quiet_moment_but_never_lets_the_pool_run_dry() -
     node = Node()
     for _ in range(20):
         node.pools.claim("k", node.now)
-    for number in range(POLICY.refill_at_once):
+    for round_number in range(POLICY.refill_at_once // POLICY.busy_concurrency):
         assert node.pools.advance(node.now) == [Park("k", POLICY.busy_concurrency)]
-        node.pools.parked("k", f"slot-{number}")
+        for number in range(POLICY.busy_concurrency):
+            node.pools.parked("k", f"slot-{round_number}-{number}")
     assert node.pools.advance(node.now) == []
     assert node.pools.wakeup_s(node.now) == node.now + POLICY.refill_quiet_s
     node.now += POLICY.refill_quiet_s
