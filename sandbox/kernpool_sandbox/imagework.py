@@ -6,6 +6,7 @@ and exits with 1. So neither a decompressor's memory nor a long scan ever troubl
 
 import json
 import os
+import shutil
 import sys
 import time
 from dataclasses import asdict
@@ -41,8 +42,11 @@ def _tar(job: dict[str, Any]) -> dict[str, Any]:
     final_path = base / digest
     if not final_path.exists():
         building = base / f"new-{os.getpid()}"
-        rootfs.unpack(archive, building / "root", policy)
-        building.rename(final_path)
+        try:
+            rootfs.unpack(archive, building / "root", policy)
+            building.rename(final_path)
+        finally:
+            shutil.rmtree(building, ignore_errors=True)
     return {"digest": digest, "root": str(final_path / "root")}
 
 

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -172,7 +173,22 @@ def state_dir() -> Iterator[Path]:
     """A state directory with a short path."""
     directory = Path(tempfile.mkdtemp(prefix="kps-"))
     yield directory
+    end_leftovers(directory)
     shutil.rmtree(directory, ignore_errors=True)
+
+
+def end_leftovers(directory: Path) -> None:
+    """End what a story that failed in its midst has left, so that the next ones do not meet it."""
+    for line in processes_of(directory):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(line.split()[0]), signal.SIGKILL)
+    for base in cgroups_of(directory):
+        for path in (*base.glob("*/"), base):
+            with contextlib.suppress(OSError):
+                path.rmdir()
+    runtime_dir = default_runtime_dir(directory)
+    if runtime_dir.parent != directory:
+        shutil.rmtree(runtime_dir, ignore_errors=True)
 
 
 @pytest.fixture
@@ -249,6 +265,7 @@ async def shared(images_dir: Path) -> AsyncIterator[Node]:
         async with checked_node(RuntimeConfig(state_dir, pool=NO_POOL, images_dir=images_dir)) as node:
             yield node
     finally:
+        end_leftovers(state_dir)
         shutil.rmtree(state_dir, ignore_errors=True)
 
 
