@@ -26,6 +26,9 @@ from kernpool_sandbox.runtime import SandboxRuntime
 
 state, images, count, ttl_s, script, parked = sys.argv[1:]
 
+POLL_S = 0.01
+
+
 async def main():
     config = RuntimeConfig(Path(state), images_dir=Path(images), pool=PoolPolicy(auto_max=0, auto_min=0))
     runtime = await SandboxRuntime.open(config, on_update=lambda _: None)
@@ -33,7 +36,7 @@ async def main():
     if int(parked):
         runtime.set_pools([PoolTarget(Template(), int(parked), 0)])
         while runtime.statistics().parked < int(parked):
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(POLL_S)
     print("creating", flush=True)
 
     async def one(number):
@@ -222,7 +225,7 @@ async def test_ends_that_happened_meanwhile_are_told_with_their_reasons(config: 
     )
     node = await open_node(config)
     reasons = {one.sandbox_id: one.reason for one in node.runtime.sandboxes()}
-    assert sorted(reasons.values()) == [EndReason.KILLED, EndReason.TTL]
+    assert sorted(map(str, reasons.values())) == [EndReason.KILLED, EndReason.TTL]
     await finish(node, traces)
     node = await open_node(config)
     assert {one.sandbox_id: one.reason for one in node.runtime.sandboxes()} == reasons, (

@@ -77,6 +77,7 @@ async def counted_rounds(config: RuntimeConfig, count: int) -> None:
         assert (config.state_dir / "journal").stat().st_size < 4 << 20
 
 
+@pytest.mark.timeout(240)
 async def test_two_hundred_rounds_leave_the_machine_as_it_was(config: RuntimeConfig) -> None:
     """An afternoon of test runs, each sandbox made cold."""
     await counted_rounds(config, 200)

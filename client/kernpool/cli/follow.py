@@ -125,11 +125,11 @@ class _Waiting:
 
 def detach_or_cancel(job: Job, terminal: Terminal) -> int:
     """Answer Ctrl-C: the job goes on, unless a second one follows at once."""
-    terminal.note("")
-    terminal.note(f"{job.id} goes on. Its log: kernpool logs {job.id}  To end it: kernpool cancel {job.id}")
-    if not terminal.can_ask:
-        return DETACHED
     try:
+        terminal.note("")
+        terminal.note(f"{job.id} goes on. Its log: kernpool logs {job.id}  To end it: kernpool cancel {job.id}")
+        if not terminal.can_ask:
+            return DETACHED
         terminal.status(f"Ctrl-C again within {SECOND_CTRL_C_S:.0f} s cancels it now.")
         time.sleep(SECOND_CTRL_C_S)
         terminal.status("")
