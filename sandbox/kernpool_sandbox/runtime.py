@@ -46,7 +46,8 @@ from kernpool_sandbox.lifecycle import (
 )
 from kernpool_sandbox.parking import Parking
 from kernpool_sandbox.pool import PoolStatistics
-from kernpool_sandbox.runner import Process
+from kernpool_sandbox.reporting import Reporting, ended_error
+from kernpool_sandbox.runner import SIGKILL_CODE, Process
 from kernpool_sandbox.slot import Slot
 from kernpool_sandbox.startup import Parts, open_parts
 
@@ -86,15 +87,11 @@ class SandboxRuntime:
         self._loop = asyncio.get_running_loop()
         self._table = SandboxTable()
         self._parking = Parking(parts, self._slot_died)
-        self._on_update = on_update
-        self._changed: dict[str, None] = {}
-        """Sandboxes whose end is still to be reported, in order."""
-        self._waiting: dict[str, list[asyncio.Future[None]]] = {}
-        """Who waits for the next change of a sandbox."""
+        self._reporting = Reporting(self._table, on_update)
         self._tasks: set[asyncio.Task[None]] = set()
         """Removals and idle checks under way."""
         self._removals = asyncio.Semaphore(parts.config.removal_concurrency)
-        self._created_parked = self._created_cold = self._create_errors = self._ended = 0
+        self._created_parked = self._created_cold = self._create_errors = 0
         self._early_deaths: list[Slot] | None = []
         """Slots that died while the runtime was being opened; None once it is open."""
         self._closed = False
@@ -157,14 +154,14 @@ class SandboxRuntime:
         """
         known = self._table.find(sandbox_id)
         if known is not None:
-            return await self._settled(known)
+            return await self._reporting.settled(known)
         if not 0 < ttl_s <= TTL_S_MAX:
             raise TemplateError(f"a time to live of {ttl_s} s is not between 0 and {TTL_S_MAX:.0f} s")
         planned = self._planner.known(template)
         if planned is None:
             planned = await self._planner.plan(template)
             if (known := self._table.find(sandbox_id)) is not None:
-                return await self._settled(known)
+                return await self._reporting.settled(known)
         sandbox = Sandbox(
             sandbox_id, planned.key, template, dict(labels or {}), workspace, owner, ttl_s=ttl_s, idle_s=idle_s
         )
@@ -236,7 +233,7 @@ class SandboxRuntime:
         if slot.dead:
             self._slot_died(slot)
         if sandbox.phase is not Phase.RUNNING:
-            raise self._ended_error(sandbox)
+            raise ended_error(sandbox)
         if sandbox.idle_s > 0:
             self._loop.call_later(sandbox.idle_s, self._check_idle, sandbox)
         return sandbox.status()
@@ -250,27 +247,23 @@ class SandboxRuntime:
         if not slot.dead:
             self._spawn_task(self._kill(slot))
 
-    async def _settled(self, sandbox: Sandbox) -> SandboxStatus:
-        """Wait until a sandbox that somebody else creates is created, and return it; SandboxEndedError."""
-        while sandbox.phase is Phase.STARTING:
-            await self._next_change(sandbox.sandbox_id)
-        if sandbox.phase is not Phase.RUNNING:
-            raise self._ended_error(sandbox)
-        return sandbox.status()
-
     # --- using ---
 
     async def run(self, sandbox_id: str, command: Command) -> CommandResult:
         """Run a command to its end and return its bounded output. Whatever the command does is in the result.
 
-        SandboxNotFoundError, SandboxEndedError.
+        A sandbox that ends meanwhile is a result with that reason. SandboxNotFoundError, SandboxEndedError when it was
+        over before.
         """
         started_s = time.monotonic()
         sandbox, slot = await self._serving(sandbox_id)
         try:
             return await commands.run(slot, sandbox.template, command, started_s=started_s)
         except KpInitError as error:
-            raise await self._why_ended(sandbox, error) from error
+            why = await self._reporting.why_ended(sandbox, error)
+            if isinstance(why, SandboxEndedError):
+                return CommandResult(why.reason, SIGKILL_CODE, detail=why.detail)
+            raise why from error
 
     async def exec(self, sandbox_id: str, command: Command, *, stdin: bool) -> Process:
         """Start a command and return its streams; `command.stdin` is written first. The caller closes the process.
@@ -283,14 +276,14 @@ class SandboxRuntime:
         try:
             return await commands.stream(slot, sandbox.template, command, started_s=started_s, stdin=stdin)
         except KpInitError as error:
-            raise await self._why_ended(sandbox, error) from error
+            raise await self._reporting.why_ended(sandbox, error) from error
 
     def files(self, sandbox_id: str) -> SandboxFiles:
         """Return the files of a running sandbox, as its template's user. SandboxNotFoundError, SandboxEndedError."""
         sandbox = self._table.get(sandbox_id)
         slot = self._slot_of(sandbox)
 
-        return SandboxFiles(slot.client, sandbox.template.user, slot.touch, lambda: self._ended_error(sandbox))
+        return SandboxFiles(slot.client, sandbox.template.user, slot.touch, lambda: ended_error(sandbox))
 
     async def connect(self, sandbox_id: str, port: int) -> socket.socket:
         """Open a TCP connection to a port inside, connected and non-blocking. OSError from inside (ECONNREFUSED)."""
@@ -299,7 +292,7 @@ class SandboxRuntime:
         try:
             return await slot.client.connect(port)
         except KpInitError as error:
-            raise await self._why_ended(sandbox, error) from error
+            raise await self._reporting.why_ended(sandbox, error) from error
 
     async def extend(self, sandbox_id: str, ttl_s: float) -> SandboxStatus:
         """Set a sandbox's time to live anew, counted from now. JournalFullError leaves it as it was."""
@@ -311,7 +304,7 @@ class SandboxRuntime:
         try:
             await slot.client.extend(ttl_s)
         except (KpInitError, OSError) as error:
-            raise await self._why_ended(sandbox, error) from error
+            raise await self._reporting.why_ended(sandbox, error) from error
         sandbox.ttl_s, sandbox.expires_unix_s = ttl_s, expires_unix_s
         return sandbox.status()
 
@@ -331,7 +324,7 @@ class SandboxRuntime:
             async with asyncio.timeout(self._config.remove_timeout_s):
                 for sandbox in going:
                     while sandbox.phase is not Phase.ENDED:
-                        await self._next_change(sandbox.sandbox_id)
+                        await self._reporting.change(sandbox)
         except TimeoutError:
             late = ", ".join(sandbox.sandbox_id for sandbox in going if sandbox.phase is not Phase.ENDED)
             raise StartError(f"not gone after {self._config.remove_timeout_s:.0f} s: {late}") from None
@@ -400,7 +393,7 @@ class SandboxRuntime:
             running=phases.count(Phase.RUNNING),
             starting=phases.count(Phase.STARTING),
             parked=self._parking.parked_total,
-            ended_total=self._ended,
+            ended_total=self._reporting.ended_total,
             created_parked_total=self._created_parked,
             created_cold_total=self._created_cold,
             create_errors_total=self._create_errors,
@@ -475,57 +468,20 @@ class SandboxRuntime:
                 case ReleaseSlot(name):
                     self._spawn_task(self._release(self._maker.slots[name]))
                 case Report(sandbox_id):
-                    self._report(sandbox_id)
-
-    def _report(self, sandbox_id: str) -> None:
-        for waiting in self._waiting.pop(sandbox_id, ()):
-            if not waiting.done():
-                waiting.set_result(None)
-        sandbox = self._table.find(sandbox_id)
-        if sandbox is None or sandbox.phase is not Phase.ENDED:
-            return
-        self._ended += 1
-        if not self._changed:
-            self._loop.call_soon(self._tell)
-        self._changed[sandbox_id] = None
-
-    def _tell(self) -> None:
-        changed, self._changed = self._changed, {}
-        found = [sandbox.status() for one in changed if (sandbox := self._table.find(one)) is not None]
-        self._on_update(found)
-
-    async def _next_change(self, sandbox_id: str) -> None:
-        waiting = self._loop.create_future()
-        self._waiting.setdefault(sandbox_id, []).append(waiting)
-        await waiting
+                    self._reporting.report(sandbox_id)
 
     async def _serving(self, sandbox_id: str) -> tuple[Sandbox, Slot]:
         sandbox = self._table.get(sandbox_id)
         if sandbox.phase is Phase.STARTING:
-            await self._settled(sandbox)
+            await self._reporting.settled(sandbox)
         return sandbox, self._slot_of(sandbox)
 
     def _slot_of(self, sandbox: Sandbox) -> Slot:
         if sandbox.phase is Phase.STARTING:
             raise SandboxNotFoundError(f"sandbox {sandbox.sandbox_id} is still being made")
         if sandbox.phase is not Phase.RUNNING:
-            raise self._ended_error(sandbox)
+            raise ended_error(sandbox)
         return self._maker.slots[sandbox.slot]
-
-    async def _why_ended(self, sandbox: Sandbox, error: Exception) -> SandboxError:
-        """Wait for the reason of an end that a request met, and return it as an error."""
-        try:
-            async with asyncio.timeout(5.0):
-                while sandbox.phase is Phase.RUNNING:
-                    await self._next_change(sandbox.sandbox_id)
-        except TimeoutError:
-            return StartError(f"sandbox {sandbox.sandbox_id} does not answer: {error}")
-        return self._ended_error(sandbox)
-
-    def _ended_error(self, sandbox: Sandbox) -> SandboxEndedError:
-        reason = sandbox.reason or EndReason.LOST
-        detail = f" ({sandbox.detail})" if sandbox.detail else ""
-        return SandboxEndedError(f"sandbox {sandbox.sandbox_id} is over: {reason}{detail}", reason, sandbox.detail)
 
     def _spawn_task(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)

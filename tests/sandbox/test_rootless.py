@@ -21,6 +21,7 @@ from kernpool_sandbox.pool import PoolPolicy
 from kernpool_sandbox.runtime import SandboxRuntime
 
 state = Path(sys.argv[1])
+POLL_S = 0.01
 
 async def main():
     updates = []
@@ -77,7 +78,7 @@ async def story(runtime, told, updates):
             archive.unlink()
     runtime.set_pools([PoolTarget(Template(limits=limits), 5, 0)])
     while runtime.statistics().parked < 5:
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(POLL_S)
     told["parked"] = (await runtime.create("p", Template(limits=limits), ttl_s=60)).parked
     await runtime.remove(["a", "bomb", "p", "ttl"])
 
