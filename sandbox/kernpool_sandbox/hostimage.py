@@ -49,6 +49,8 @@ class HostImage:
     trees: tuple[HostTree, ...]
     has_local: bool
     """The host has a /usr/local on which something can be mounted."""
+    owner: int = 0
+    """Host uid of whoever made the directories: they can be shown as they are where this is the sandbox's root."""
 
 
 def prepare(
@@ -73,6 +75,7 @@ def prepare(
         str(final_path / "root"),
         tuple(HostTree(tree, str(final_path / "hide" / hostscan.layer_name(tree)) if hide else "") for tree in trees),
         (host / "usr/local").is_dir(),
+        os.geteuid(),
     )
 
 

@@ -166,6 +166,11 @@ def _lesser_problems(answers: Mapping[str, str], facts: HostFacts, cgroups: Cgro
             "Without root a sandbox's root is this very user outside, /usr inside is read-only, and files of other"
             " owners cannot be made: install as root for ranges of ids."
         )
+    elif facts.euid != 0 and not answers.get("idmap"):
+        problems.append(
+            f"The agent itself has no root, so all files of an image by path belong to uid {facts.euid} inside: its"
+            " root may use them, programs of other users may not."
+        )
     elif answers.get("idmap"):
         old = " (it needs kernel 5.19)" if facts.kernel < (5, 19) else ""
         problems.append(f"No idmapped mounts{old}, so /usr inside is read-only: {answers['idmap']}.")

@@ -29,6 +29,7 @@ from kernpool_sandbox.kpinit.plan import (
     Symlink,
     Tmpfs,
 )
+from kernpool_sandbox.skeleton import USER_UID
 from kernpool_sandbox.uids import RANGE_UIDS
 
 PARKED_TTL_S = 24 * 3600.0
@@ -51,7 +52,6 @@ READ_ONLY = ("/proc/sys",)
 
 _INLINE_BYTES_MAX = 4096
 _INLINE_TOTAL_MAX = 48 * 1024
-_INLINE_ENTRIES_MAX = 40
 
 
 @final
@@ -136,18 +136,18 @@ def _staging(limits: Limits) -> Staging:
 
 
 def _host_ops(image: HostImage, limits: Limits, isolation: NodeIsolation) -> tuple[MountOp, ...]:
-    mapped = isolation.idmap
-    owned = isolation.uids == "single"  # then the skeleton belongs to the sandbox's only user
-    if isolation.overlay and (mapped or owned):
+    mapped = isolation.idmap and isolation.overlay
+    roots_own = image.owner == 0 if isolation.uids == "range" else True  # single: the only id inside is the maker's
+    if isolation.overlay and roots_own and (mapped or isolation.uids == "single"):
         base: list[MountOp] = [Overlay("/", (image.skeleton,), idmap=mapped)]
     else:
-        base = list(_skeleton_ops(Path(image.skeleton)))
+        base = list(_skeleton_ops(Path(image.skeleton), home_owner=USER_UID if isolation.uids == "range" else 0))
     for tree in image.trees:
-        if mapped and isolation.overlay:
+        if mapped:
             base.append(Overlay(tree.source, (tree.hide_layer, tree.source), idmap=True))
         else:
             base.append(Bind(tree.source, tree.source))
-    if image.has_local and not (mapped and isolation.overlay):
+    if image.has_local and not mapped:
         base.append(Tmpfs("/usr/local", limits.disk_mib << 20))
         base.extend(Dir(f"/usr/local/{name}") for name in ("bin", "lib", "share"))
     return (_staging(limits), *base, *_kernel_ops())
@@ -186,8 +186,11 @@ def _open_to_others(path: str) -> bool:
         return False
 
 
-def _skeleton_ops(root: Path) -> Iterator[MountOp]:
-    """Make the skeleton by single operations, where it cannot be mounted: small files copied, large things bound."""
+def _skeleton_ops(root: Path, home_owner: int) -> Iterator[MountOp]:
+    """Make the skeleton by single operations, where it cannot be mounted: small files copied, large things bound.
+
+    What lies in directories below /etc is the host's own and is bound as a whole: a plan has room for few operations.
+    """
     left_bytes = _INLINE_TOTAL_MAX
     waiting = [root]
     while waiting:
@@ -197,10 +200,10 @@ def _skeleton_ops(root: Path) -> Iterator[MountOp]:
             info = path.lstat()
             if path.is_symlink():
                 yield Symlink(target, str(path.readlink()))
-            elif path.is_dir() and len(list(path.iterdir())) > _INLINE_ENTRIES_MAX:
+            elif path.is_dir() and directory.name == "etc":
                 yield Bind(str(path), target)
             elif path.is_dir():
-                yield Dir(target, info.st_mode & 0o7777)
+                yield Dir(target, info.st_mode & 0o7777, home_owner if directory.name == "home" else 0)
                 waiting.append(path)
             elif info.st_size <= min(_INLINE_BYTES_MAX, left_bytes):
                 left_bytes -= info.st_size

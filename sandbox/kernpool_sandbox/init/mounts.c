@@ -324,6 +324,8 @@ static void place(struct mount_op *op)
 	case MOUNT_DIR:
 		make_dir(op->target, 0755);
 		must(chmod(op->target, op->mode & 07777) == 0, "the mode of", op->target);
+		if (op->size) /* of a directory: whose it is */
+			must(chown(op->target, (uid_t)op->size, (gid_t)op->size) == 0, "the owner of", op->target);
 		break;
 	case MOUNT_SYMLINK:
 		place_link(op);

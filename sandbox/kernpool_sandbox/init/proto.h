@@ -59,7 +59,7 @@ enum tag {
 	TAG_USAGE = 12, /* u64 user us, u64 system us, u64 max rss KiB */
 	/* sandbox plans */
 	TAG_TEMPLATE = 16,
-	TAG_MOUNT = 17, /* u32 kind, u32 flags, u32 mode, u64 size, strings (or target and data) */
+	TAG_MOUNT = 17, /* u32 kind, u32 flags, u32 mode, u64 size (Dir: owner), strings (or target and data) */
 	TAG_UID_START = 18,
 	TAG_UID_COUNT = 19,
 	TAG_HOSTNAME = 20,

@@ -70,8 +70,8 @@ def encode_mount(op: MountOp) -> bytes:  # noqa: C901 - one line per kind
             return _mount(1, "", size=size_bytes)
         case Tmpfs(target, size_bytes, mode):
             return _mount(2, target, size=size_bytes, mode=mode)
-        case Dir(target, mode):
-            return _mount(3, target, mode=mode)
+        case Dir(target, mode, owner):
+            return _mount(3, target, mode=mode, size=owner)
         case Symlink(target, to):
             return _mount(4, target, c_string(to))
         case File(target, mode, data):

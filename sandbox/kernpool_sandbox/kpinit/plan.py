@@ -44,10 +44,12 @@ class Tmpfs:
 @final
 @dataclass(frozen=True, slots=True)
 class Dir:
-    """A directory with its missing parents, owned by the sandbox's root."""
+    """A directory with its missing parents, which are the sandbox's root's."""
 
     target: str
     mode: int = 0o755
+    owner: int = 0
+    """Uid and gid inside; only with an id range."""
 
 
 @final
