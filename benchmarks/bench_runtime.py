@@ -151,10 +151,11 @@ async def idle(bench: Bench) -> None:
     await bench.park(count)
     took = time.perf_counter() - began - QUIET_S
     per_kib, per_fds = (before_kib - free_kib()) / count, (open_files() - before_fds) / count
-    charged = bench.runtime.parked_memory_bytes() / count / 1024
+    charged_bytes = bench.runtime.parked_memory_bytes()
+    charged = f"{charged_bytes / count / 1024:.0f} KiB in its cgroup" if charged_bytes >= 0 else "no cgroup's"
     own = (own_kib() - before_own_kib) / count
     print(f"{f'{count} parked':52} {took:.2f} s; each {per_kib:.0f} KiB of the machine's free memory, of which")
-    print(f"{'':52} {charged:.0f} KiB in its cgroup and {own:.0f} KiB in this process; {per_fds:.1f} descriptors")
+    print(f"{'':52} {charged} and {own:.0f} KiB in this process; {per_fds:.1f} descriptors")
     print(f"{'all of them ended':52} {await timed(lambda: bench.park(0)) - QUIET_S:.2f} s")
 
 
